@@ -1,0 +1,47 @@
+"""What holds for every test: unit tests reach no network.
+
+A unit test that opens a socket passes on one desk and hangs on another, so inside tests/unit an attempt to
+connect, bind or resolve fails at once with the reason. AF_UNIX stays allowed: it never leaves the host.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UNIT_TESTS = Path(__file__).parent / "unit"
+
+
+class NetworkInUnitTest(AssertionError):
+    """A test in tests/unit reached for the network; it belongs in tests/process or needs a fake."""
+
+
+def _refuse(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(sock: socket.socket, *args: Any, **kwargs: Any) -> Any:
+        if sock.family == socket.AF_UNIX:
+            return original(sock, *args, **kwargs)
+        raise NetworkInUnitTest(
+            f"socket.{name}{args!r} in a unit test: move it to tests/process or use a fake"
+        )
+
+    return guarded
+
+
+def _refuse_lookup(host: object, *args: object, **kwargs: object) -> Any:
+    raise NetworkInUnitTest(f"getaddrinfo({host!r}) in a unit test: move it to tests/process or use a fake")
+
+
+@pytest.fixture(autouse=True)
+def no_network_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    if UNIT_TESTS not in request.path.parents:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex", "bind", "sendto"):
+            patch.setattr(socket.socket, name, _refuse(name, getattr(socket.socket, name)), raising=True)
+        patch.setattr(socket, "getaddrinfo", _refuse_lookup)
+        yield
