@@ -1,4 +1,4 @@
-"""The wheel that a user gets: what is in it, and that it runs in an empty environment, away from the checkout."""
+"""The wheel that a user gets: what is in it, and that it runs in an empty environment away from here."""
 
 from __future__ import annotations
 
