@@ -1,0 +1,381 @@
+"""The nouns: what is stored (Job, Task, Attempt, Rental, Assignment) and what is seen (Facts).
+
+Rules
+- Everything is frozen; a change is a new value, and only the controller's loop stores it.
+- Times are UTC epoch seconds unless a name says `boot` (CLOCK_BOOTTIME) or ends in `_s` (a duration). Money is `Decimal`.
+- Stored is what must survive a crash. Seen is what this process knows since it started; a failed look is `Unknown`,
+  never an empty value, since an empty answer is evidence and a failed one is not (skypilot#6787, terraform-aws-github-runner#167).
+- This module and the rules above it import no clock, no randomness and no I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+from providers.base import Ask, Caps, Instance, Notice, Offer, Resource
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+class RentalPhase(enum.StrEnum):
+    """Stored phases of a rental; the only state machine there is. The legal steps are in `transitions`."""
+
+    INTENT = "intent"  # committed before the create call; from here on it may bill
+    LIVE = "live"  # the provider's id is known
+    RELEASING = "releasing"  # being destroyed, for one stored reason; never goes back
+    GONE = "gone"  # proved not to bill; kept as a tombstone for late births
+
+
+class Reason(enum.StrEnum):
+    """Why a machine is destroyed or a job ended: one closed list, used everywhere a reason is shown."""
+
+    DONE = "done"
+    FAILED = "failed"  # the user's own program or setup
+    CANCELLED = "cancelled"
+    TTL = "ttl"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"  # the provider took the machine
+    UNREACHABLE = "unreachable"
+    BAD_HOST = "bad-host"
+    STALLED = "stalled"
+    STOPPED_EARLY = "stopped-early"
+    DUPLICATE = "duplicate"
+    ORPHAN = "orphan"
+    # reasons of a job that never destroy a machine by themselves
+    NO_CAPACITY = "no-capacity"
+    QUOTA = "quota"
+    PROVIDER = "provider"  # auth, account gate, funds, invalid request
+    CONFIG = "config"  # what the spec asked for cannot work
+    DATA = "data"
+    CHECKPOINT = "checkpoint"
+    NO_PROGRESS = "no-progress"
+
+
+class Outcome(enum.StrEnum):
+    """What became of the work, set once; the job is terminal only when also nothing bills."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class CreateOutcome(enum.StrEnum):
+    """What the one create call of a rental answered."""
+
+    MADE = "made"
+    REFUSED = "refused"
+    AMBIGUOUS = "ambiguous"
+
+
+class SignalWhy(enum.StrEnum):
+    """Why we told the job to stop. Only `interruption` makes an exit 'not done'."""
+
+    INTERRUPTION = "interruption"
+    CANCEL = "cancel"
+    TTL = "ttl"
+    BUDGET = "budget"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A look that failed: no evidence of anything. `why` is for people."""
+
+    why: str
+    at: float = 0.0
+
+
+# --- stored ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """The wish. `spec` is the document of `jobspecs.schema.to_document`; edits of live keys replace it."""
+
+    id: str  # "<name>.<run>-<4 random>", lower case: GPUJOB_JOB_ID, stable over attempts
+    name: str
+    run: int  # NAME.2 is run 2
+    spec: Mapping[str, Any]
+    spec_hash: str
+    snapshot: str  # hash of the frozen workdir; empty when there is none
+    base_dir: str  # folder of the spec file, absolute
+    created_at: float
+    owner: str = ""
+    price_cap: Decimal | None = None  # per machine-hour; printed at apply when the spec has none
+    currency: str = "USD"
+    data_manifests: Mapping[str, Any] = field(default_factory=dict)  # path -> manifest of local data, taken at apply
+    resumed_from: str = ""  # job whose checkpoints this one starts from (`--replace`, `resume`)
+    cancel_at: float | None = None  # the user asked; `cancel_now` skips saving
+    cancel_now: bool = False
+    first_rental_at: float | None = None  # the ttl counts from here
+    ttl_extra_s: float = 0.0  # what `extend` added
+    outcome: Outcome | None = None
+    reason: Reason | None = None
+    detail: str = ""  # one sentence with the decisive log line
+    exit_code: int | None = None
+    outcome_at: float | None = None
+    held_until: float | None = None  # hold_on_failure
+    terminal_at: float | None = None  # nothing bills any more
+    results_dir: str = ""
+    wait_since: float | None = None  # since when it waits for capacity
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit of work with its own parameters and prefixes. A plain job has one, `t0`."""
+
+    job: str
+    id: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of a job, of one machine (later several). Counted from 1."""
+
+    job: str
+    n: int
+    opened_at: float
+
+
+@dataclass(frozen=True)
+class Rental:
+    """The durable intent for one machine. Its id is also its tag and its name at the provider."""
+
+    id: str
+    job: str
+    attempt: int
+    offer: Offer
+    phase: RentalPhase
+    end: float  # the machine's end as last confirmed or first armed
+    wanted_end: float  # the end that we want; differs from `end` until every timer has confirmed
+    end_reason: Reason  # ttl or budget: which of them made the end
+    reserve: Decimal  # worst case still to come, in the offer's currency
+    nonce: str
+    created_at: float  # the intent's commit
+    create_sent_at: float | None = None
+    create_outcome: CreateOutcome | None = None
+    provider_id: str | None = None
+    machine_id: str = ""
+    ready_at: float | None = None  # first proven connection
+    reason: Reason | None = None  # of the destroy
+    detail: str = ""
+    releasing_at: float | None = None
+    destroy_sent_at: float | None = None
+    destroy_acked_at: float | None = None
+    quiesced_at: float | None = None  # its user code can never run again
+    gone_at: float | None = None  # it no longer bills
+    billed_until: float | None = None
+    interrupted_at: float | None = None  # notice, or death that we did not order
+    tombstone_until: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """It may still bill."""
+        return self.phase is not RentalPhase.GONE
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one run ended, as the machine's agent reported it: every process of the run is dead."""
+
+    stage: str
+    rc: int
+    at: float
+    signalled: SignalWhy | None = None
+    lost: bool = False  # the wrapper died without an exit code (memory, reboot, kill -9)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One run: (task, n) on one rental. Committed with its seal before any order is sent."""
+
+    job: str
+    task: str
+    n: int
+    rental: str
+    seal: tuple[str, ...]  # hashes of the manifests it may resume from, complete listing after quiesced
+    resume_hash: str  # the manifest chosen; empty: from the start
+    resume_name: str
+    resume_step: int | None
+    committed_at: float
+    ordered_at: float | None = None
+    exit: Exit | None = None
+    closed_at: float | None = None  # key closed and all dead, by the agent's word
+    results_at: float | None = None  # results verified at home
+    results_lost: str = ""  # said when they could not be brought home
+    last_step: int | None = None  # newest step durable from this run
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.task}.{self.n}"
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A checkpoint that is durable: verified in the mirror, manifest written last."""
+
+    job: str
+    task: str
+    n: int
+    name: str
+    step: int
+    seq: int  # order of arrival within the run, for names that carry no step
+    hash: str
+    bytes: int
+    parent: str
+    verified_at: float
+
+
+# --- seen ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """One run as the agent shows it."""
+
+    state: Literal["queued", "setup", "smoke", "run", "exited"]
+    stage: str = ""
+    rc: int | None = None
+    signalled: SignalWhy | None = None
+    dead: bool = False
+    closed: bool = False
+    lost: bool = False
+    started: float | None = None
+    ended: float | None = None
+    checkpoints: tuple[tuple[str, int, int, bool], ...] = ()  # name, step, bytes, complete
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine itself says, and how well we reach it."""
+
+    connected: bool
+    proven: bool = False  # it answered with the rental's nonce under the pinned key
+    failed_awake_s: float = 0.0  # awake time over which every attempt failed, since the last success, gap or change of network
+    failures: int = 0
+    trouble: str = ""  # the last failure in words: refused, timeout, key not accepted, ...
+    epoch_refused: bool = False  # it has met a newer controller
+    end: float | None = None  # the deadline file
+    end_confirmed: bool = False
+    notice: Notice | None = None
+    supervisor: bool = False
+    boot_id: str = ""
+    runs: Mapping[str, AgentRun] = field(default_factory=dict)
+    sampled_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the provider says of one rental."""
+
+    instance: Instance | None = None  # newest sighting of the machine, by listing or point-get
+    seen_at: float | None = None
+    absent_count: int = 0  # complete listings in a row, of this process, without it
+    absent_span_s: float = 0.0
+    others: tuple[Resource, ...] | Unknown = Unknown("not listed yet")  # disks, addresses under the tag
+    others_absent_count: int = 0
+    duplicates: tuple[Instance, ...] = ()  # further machines with the same tag
+    got: Instance | Literal["missing"] | Unknown = Unknown("not asked yet")  # newest point-get
+    got_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """An action that keeps failing: what, how often, and whether repeating can help."""
+
+    action: str  # the action's key
+    count: int
+    first_at: float
+    detail: str
+    fatal: Reason | None = None  # a class that ends the job: config, data, provider ...
+
+
+@dataclass(frozen=True)
+class RentalFacts:
+    """One rental: the stored row, and what is seen of it."""
+
+    rental: Rental
+    caps: Caps
+    sight: Sight = Sight()
+    machine: Machine = Machine(connected=False)
+    spent: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that one decision about one job may look at."""
+
+    now: float
+    job: Job
+    tasks: tuple[Task, ...]
+    rentals: tuple[RentalFacts, ...]
+    assignments: tuple[Assignment, ...]
+    checkpoints: tuple[CheckpointRow, ...]  # durable, of this job
+    mirror_listed: Mapping[str, float] = field(default_factory=dict)  # task -> when a complete listing of its mirror began
+    offers: tuple[Offer, ...] | Unknown | None = None  # None: not asked for
+    offers_at: float | None = None
+    resting: frozenset[str] = frozenset()  # pools that refused or reclaimed lately
+    bad_machines: frozenset[str] = frozenset()
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    prepared: frozenset[str] = frozenset()  # "<rental>/<task>.<n>": code, data and resume point are verified there
+    results_bytes_left: Mapping[str, int] = field(default_factory=dict)  # "<task>.<n>" -> bytes still to bring home
+    checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
+    limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit
+    cut_off: bool = False  # no target and no provider answers: we are the ones cut off
+    brake: bool = False  # too many losses at once: no absence, orphan or unreachable decision
+    settled: bool = True  # False after a start or a sleep, until everything was looked at once
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the spec and the defaults ask of this job; made by `policy.policy_of`."""
+
+    ask: Ask
+    spot: Literal["auto", "always", "never"]
+    providers: tuple[str, ...]
+    price_cap: Decimal | None
+    budget: Decimal | None
+    ttl_s: float
+    grace_s: float
+    retry_max: int
+    retry_codes: frozenset[int]
+    resumable: bool
+    checkpoints: bool  # the spec declares checkpoints, or run names GPUJOB_RESUME_FROM
+    wait_s: float
+    hold_s: float
+    serve: bool = False
+    results: bool = True  # artifacts: none turns it off
+    results_on: frozenset[str] = frozenset({"success", "failure"})
+    unreachable_after_s: float = 1200.0  # 20 min: a reboot or a network's bad quarter of an hour is no loss
+    absence_count: int = 4
+    absence_span_s: float = 120.0
+    hook_s: float = 1800.0  # the boot hook's own end when nobody confirmed
+    release_margin_s: float = 600.0  # billed time that a slow release may add; part of the reserve
+    no_progress_max: int = 3
+    max_setup_failures_unknown: int = 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something true of the job now, for people: PROVISIONING because..., next..."""
+
+    state: str
+    why: str = ""
+    next: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now, when to look again, and why."""
+
+    actions: tuple[Any, ...]  # of `actions.Action`
+    wake_at: float
+    condition: Condition
+    why: tuple[str, ...] = ()
