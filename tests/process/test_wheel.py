@@ -47,7 +47,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an empty environment that has the pinned requirements and the wheel."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", folder / "env", cwd=folder)
-    pip = (folder / "env/bin/python", "-m", "pip", "install", "-qq", "--no-compile")
+    pip = (folder / "env/bin/python", "-m", "pip", "install", "-qq")
     run(*pip, "--require-hashes", "-r", ROOT / "requirements/runtime.txt", cwd=folder)
     run(*pip, "--no-deps", wheel, cwd=folder)
     return folder / "env/bin"
