@@ -1,0 +1,147 @@
+"""Rules that compare keys, and the list of what no code serves yet.
+
+Rules: pure functions of a spec. A rule names every key that it looks at, so that the loader can leave it out when
+one of them could not be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobspecs.problems import Problem, Refusal
+
+if TYPE_CHECKING:
+    from jobspecs.schema import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A broken rule: the `keys` that it compared, the path of the one to show, the reason and the way out."""
+
+    keys: tuple[str, ...]
+    path: tuple[str | int, ...]
+    reason: str
+    hint: str = ""
+
+
+class BrokenRules(Refusal):
+    """Every broken rule of one spec."""
+
+    def __init__(self, broken: list[Broken]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, each.path))}: {each.reason}" for each in broken))
+        self.broken = tuple(broken)
+
+
+def broken_rules(spec: JobSpec) -> list[Broken]:
+    """All broken rules of a spec whose single values are valid."""
+    return [broken for rule in _RULES for broken in rule(spec)]
+
+
+def _times(spec: JobSpec) -> Iterator[Broken]:
+    if spec.expected is not None and spec.expected > spec.ttl:
+        reason = f"expected {spec.expected} is longer than ttl {spec.ttl}, which ends the job"
+        yield Broken(("expected", "ttl"), ("expected",), reason, f"raise ttl above {spec.expected}")
+    for key, value in (("grace", spec.grace.time), ("hold_on_failure", spec.hold_on_failure)):
+        if value >= spec.ttl:
+            path = ("grace", "time") if key == "grace" else (key,)
+            yield Broken(
+                (key, "ttl"), path, f"{value} is not within ttl {spec.ttl}", "shorten it or raise ttl"
+            )
+
+
+def _spot(spec: JobSpec) -> Iterator[Broken]:
+    if spec.spot is not True:
+        return
+    if spec.workload == "serve":
+        yield Broken(
+            ("spot", "workload"), ("spot",), "a serve job may not be interrupted", "write spot: false"
+        )
+    elif not spec.resumable:
+        yield Broken(
+            ("spot", "run", "checkpoint", "batch"),
+            ("spot",),
+            "spot: true needs a job that can resume, or an interruption loses everything",
+            'pass "$GPUJOB_RESUME_FROM" to the program in run, or set checkpoint.resume: folder when it looks '
+            "into $GPUJOB_CKPT itself",
+        )
+
+
+def _environment(spec: JobSpec) -> Iterator[Broken]:
+    for name in spec.secrets:
+        if name in spec.env:
+            yield Broken(
+                ("env", "secrets"), ("env", name), f"{name} is in secrets too", "keep it in secrets only"
+            )
+
+
+def _landing(spec: JobSpec) -> Iterator[Broken]:
+    seen: dict[str, int] = {}
+    for position, entry in enumerate(spec.data):
+        first = seen.setdefault(entry.path.rstrip("/"), position)
+        if first != position:
+            reason = f"data[{first}] lands in {entry.path} too"
+            yield Broken(("data",), ("data", position, "path"), reason, "give each its own path")
+
+
+def _many(spec: JobSpec) -> Iterator[Broken]:
+    used = [key for key in ("sweep", "batch", "replicas") if getattr(spec, key) is not None]
+    if len(used) > 1:
+        yield Broken(
+            tuple(used), (used[1],), f"{used[1]} and {used[0]} cannot be combined", "keep one of them"
+        )
+    sweep = spec.sweep
+    if sweep is None:
+        return
+    if (sweep.parameters is None) == (sweep.legs is None):
+        yield Broken(("sweep",), ("sweep",), "a sweep has either parameters or a list", "keep one of them")
+    if sweep.search.method in ("random", "tpe") and sweep.search.trials is None:
+        reason = f"{sweep.search.method} needs a number of trials"
+        yield Broken(("sweep",), ("sweep", "search"), reason, "add trials: 40")
+    for name, parameter in (sweep.parameters or {}).items():
+        if len(parameter.model_dump(exclude_none=True)) != 1:
+            reason = "exactly one of values, log_uniform, uniform, int and files"
+            yield Broken(("sweep",), ("sweep", "parameters", name), reason)
+
+
+_RULES: tuple[Callable[[JobSpec], Iterator[Broken]], ...] = (_times, _spot, _environment, _landing, _many)
+
+_URI = re.compile(r"^([a-z][a-z0-9+.-]*://|[A-Za-z][A-Za-z0-9_-]+:(?!/|\\))")
+
+
+def is_remote(place: str) -> bool:
+    """Whether a `from`, `to` or `mirror` is a URI or a configured store (`lab:prefix`), not a path."""
+    return _URI.match(place) is not None
+
+
+# Keys without code behind them: (key, what to do instead). The work that serves a key removes its line.
+NOT_YET: tuple[tuple[str, str], ...] = (
+    ("model", "leave it out and choose the gpu yourself"),
+    ("finish_by", "leave it out; ttl is the hard end"),
+    ("alarms", "leave it out; a silent job and missing checkpoints are shown by describe"),
+    ("notify", "leave it out; `gpujob wait` returns at the end"),
+    ("sweep", "apply one spec per leg, with --name and --set"),
+    ("batch", "put the loop over the items into run"),
+    ("replicas", "apply the spec several times, with --name"),
+)
+
+
+def unserved(spec: JobSpec) -> list[Problem]:
+    """One problem for every part of the spec that is valid and that no code serves yet."""
+    found = [(key, "not yet", hint) for key, hint in NOT_YET if getattr(spec, key)]
+    if spec.workdir is not None and not isinstance(spec.workdir, str):
+        found.append(("workdir", "{git, ref} is not yet served", "clone it and write the folder"))
+    for position, entry in enumerate(spec.data):
+        if is_remote(entry.source):
+            hint = "download it beside the spec, or fetch it in setup"
+            found.append((f"data[{position}].from", "only local paths so far, others not yet", hint))
+    if spec.checkpoint and spec.checkpoint.mirror and is_remote(spec.checkpoint.mirror):
+        hint = "leave mirror out: this computer keeps the checkpoints"
+        found.append(("checkpoint.mirror", "only this computer so far, object stores not yet", hint))
+    for position, artifact in enumerate(spec.artifacts if isinstance(spec.artifacts, tuple) else ()):
+        if artifact.to and is_remote(artifact.to):
+            hint = "write a folder beside the spec"
+            found.append((f"artifacts[{position}].to", "only local folders so far, others not yet", hint))
+    return [Problem("", 0, 0, key, reason, hint) for key, reason, hint in found]
