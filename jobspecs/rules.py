@@ -42,7 +42,7 @@ def broken_rules(spec: JobSpec) -> list[Broken]:
 
 def _times(spec: JobSpec) -> Iterator[Broken]:
     if spec.expected is not None and spec.expected > spec.ttl:
-        reason = f"expected {spec.expected} is longer than ttl {spec.ttl}, which ends the job"
+        reason = f"{spec.expected} is longer than ttl {spec.ttl}, which ends the job"
         yield Broken(("expected", "ttl"), ("expected",), reason, f"raise ttl above {spec.expected}")
     for key, value in (("grace", spec.grace.time), ("hold_on_failure", spec.hold_on_failure)):
         if value >= spec.ttl:
@@ -63,7 +63,7 @@ def _spot(spec: JobSpec) -> Iterator[Broken]:
         yield Broken(
             ("spot", "run", "checkpoint", "batch"),
             ("spot",),
-            "spot: true needs a job that can resume, or an interruption loses everything",
+            "true needs a job that can resume, or an interruption loses everything",
             'pass "$GPUJOB_RESUME_FROM" to the program in run, or set checkpoint.resume: folder when it looks '
             "into $GPUJOB_CKPT itself",
         )
