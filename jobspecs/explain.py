@@ -125,9 +125,7 @@ _NESTED_FOREIGN: Mapping[tuple[str, str], str] = {
 _BOOLEAN_KEYS = ("on", "off", "yes", "no", "y", "n", "true", "false")
 
 
-def unknown_key(
-    key: str, valid: Sequence[str], path: Sequence[str | int], value: doc.Node
-) -> tuple[str, str]:
+def unknown_key(key: str, valid: Sequence[str], path: Sequence[str | int]) -> tuple[str, str]:
     """Reason and hint for a key that the mapping at `path` does not have."""
     where = f" in {path[0]}" if path else ""
     reason = f"there is no key {shown(key)}{where}"
