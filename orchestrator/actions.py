@@ -299,17 +299,6 @@ class CollectResults:
 
 
 @dataclass(frozen=True)
-class Wipe:
-    """Stop everything and remove code, data and secrets from the machine. Repeated: nothing is left to remove."""
-
-    rental: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.rental}/wipe"
-
-
-@dataclass(frozen=True)
 class ListMirror:
     """Read the complete listing of a task's mirror. Repeated: a read."""
 
@@ -350,7 +339,6 @@ Effect = (
     | SendClose
     | MirrorCheckpoints
     | CollectResults
-    | Wipe
     | ListMirror
 )
 Action = Write | Effect

@@ -258,7 +258,10 @@ class Machine:
 
     connected: bool
     proven: bool = False  # it answered with the rental's nonce under the pinned key
-    failed_awake_s: float = 0.0  # awake time over which every attempt failed, since the last success, gap or change of network
+    lost_at: float | None = None  # when the kept connection broke, or the first attempt failed
+    failed_awake_s: float = (
+        0.0  # awake time over which every attempt failed, since the last success, gap or change of network
+    )
     failures: int = 0
     trouble: str = ""  # the last failure in words: refused, timeout, key not accepted, ...
     epoch_refused: bool = False  # it has met a newer controller
@@ -318,14 +321,15 @@ class Facts:
     rentals: tuple[RentalFacts, ...]
     assignments: tuple[Assignment, ...]
     checkpoints: tuple[CheckpointRow, ...]  # durable, of this job
-    mirror_listed: Mapping[str, float] = field(default_factory=dict)  # task -> when a complete listing of its mirror began
+    mirror_listed: Mapping[str, float] = field(
+        default_factory=dict
+    )  # task -> when a complete listing of its mirror began
     offers: tuple[Offer, ...] | Unknown | None = None  # None: not asked for
     offers_at: float | None = None
-    resting: frozenset[str] = frozenset()  # pools that refused or reclaimed lately
-    bad_machines: frozenset[str] = frozenset()
+    resting: Mapping[str, str] = field(default_factory=dict)  # what rests -> why: keys of `placement`
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     prepared: frozenset[str] = frozenset()  # "<rental>/<task>.<n>": code, data and resume point are verified there
-    results_bytes_left: Mapping[str, int] = field(default_factory=dict)  # "<task>.<n>" -> bytes still to bring home
+    save_s: float = 0.0  # how long bringing home what is still on the machine would take, at the measured rate
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
     limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit
     cut_off: bool = False  # no target and no provider answers: we are the ones cut off
@@ -359,7 +363,6 @@ class Policy:
     hook_s: float = 1800.0  # the boot hook's own end when nobody confirmed
     release_margin_s: float = 600.0  # billed time that a slow release may add; part of the reserve
     no_progress_max: int = 3
-    max_setup_failures_unknown: int = 1
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,7 @@ class Tag:
 class Boot:
     """What a fresh machine is given: who may log in, and the dead-man that runs at every boot."""
 
-    hook: (
-        str  # text of a POSIX sh script; run at every boot as the login user, detached, before sshd is needed
-    )
+    hook: str  # text of a POSIX sh script; run at every boot as the login user, detached, before sshd is needed
     public_key: str  # one authorized_keys line
     image: str = ""
     disk: int = 0  # bytes of data disk wanted
@@ -171,9 +169,7 @@ class Instance:
     tag: Tag | None
     ready: bool = False  # the provider says that it runs
     endpoint: Endpoint | None = None
-    host_keys: tuple[
-        str, ...
-    ] = ()  # "ssh-ed25519 AAAA..." where the provider tells; else pinned at first sight
+    host_keys: tuple[str, ...] = ()  # "ssh-ed25519 AAAA..." where the provider tells; else pinned at first sight
     machine_id: str = ""  # the physical host, for remembering bad ones
     created_at: float | None = None
     ends_at: float | None = None  # the provider's own timer, where there is one

@@ -1,0 +1,99 @@
+"""Which offer to take, pure: filter with reasons first, then the cheapest to finish.
+
+Each offer left out keeps the reason, since "no offers" alone is what users complain about (eight causes, one text).
+Pools that were reclaimed lately count dearer than they are; pools that refused are left out until their rest is over;
+accounts that cannot work (key, funds, quota) are left out with that word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from orchestrator.model import Policy, Reason
+from providers.base import Offer
+
+RECLAIMED_PENALTY = Decimal("1.25")  # a pool that was just reclaimed counts a quarter dearer: its rework is likely
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """One offer that was not taken, and why; `blocked` is set when only a person or another account can help."""
+
+    offer: Offer
+    why: str
+    blocked: Reason | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Acceptable offers, best first, and the others with their reasons."""
+
+    ranked: tuple[Offer, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def blocked(self) -> Reason | None:
+        """The one reason why nothing can be rented by waiting, if that is so."""
+        reasons = {out.blocked for out in self.left_out}
+        return reasons.pop() if not self.ranked and len(reasons) == 1 else None
+
+
+def pool_key(offer: Offer) -> str:
+    """What rests after a refusal for capacity."""
+    return f"pool:{offer.provider}/{offer.account}/{offer.region}/{offer.pool or offer.key}"
+
+
+def reclaimed_key(offer: Offer) -> str:
+    """What counts as dearer for a while after a reclaim."""
+    return f"reclaimed:{offer.provider}/{offer.account}/{offer.region}/{offer.pool or offer.key}"
+
+
+def account_key(provider: str, account: str) -> str:
+    """What rests when the account itself is refused."""
+    return f"account:{provider}/{account}"
+
+
+def spot_allowed(policy: Policy, losses_without_progress: int) -> bool | None:
+    """True: spot only; False: on-demand only; None: both. `auto` leaves spot after two losses without a checkpoint."""
+    if policy.spot == "always":
+        return True
+    if policy.spot == "never" or not policy.resumable:
+        return False
+    return False if losses_without_progress >= 2 else None
+
+
+def rank(
+    offers: Iterable[Offer],
+    policy: Policy,
+    resting: Mapping[str, str],
+    losses_without_progress: int = 0,
+) -> Ranking:
+    """Order the offers that may be taken by effective price, with the reasons for the rest."""
+    spot = spot_allowed(policy, losses_without_progress)
+    good: list[tuple[Decimal, Decimal, str, Offer]] = []
+    out: list[LeftOut] = []
+    for offer in offers:
+        verdict = _refuse(offer, policy, resting, spot)
+        if verdict is not None:
+            out.append(verdict)
+            continue
+        penalty = RECLAIMED_PENALTY if reclaimed_key(offer) in resting else Decimal(1)
+        good.append((offer.hourly * penalty, offer.hourly, offer.key, offer))
+    good.sort(key=lambda row: row[:3])
+    return Ranking(tuple(row[3] for row in good), tuple(out))
+
+
+def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool | None) -> LeftOut | None:
+    account = resting.get(account_key(offer.provider, offer.account))
+    if account is not None:
+        return LeftOut(offer, account, Reason.QUOTA if account.startswith("quota") else Reason.PROVIDER)
+    if spot is not None and offer.spot is not spot:
+        return LeftOut(offer, "spot needs a resumable job" if offer.spot else "only spot was asked for")
+    if policy.price_cap is not None and offer.hourly > policy.price_cap:
+        return LeftOut(offer, f"{offer.hourly:f} {offer.currency}/h is above max_price {policy.price_cap:f}")
+    refused = resting.get(pool_key(offer))
+    if refused is not None:
+        return LeftOut(offer, f"refused lately: {refused}")
+    return None

@@ -1,0 +1,350 @@
+"""The work on one live rental: assign, prepare, order, watch, save, bring home. Pure leaf rules.
+
+- A run is committed with its seal before it is ordered, and needs every earlier run closed or quiesced.
+- The end always wins: saving starts early enough before it, and what is not home by then is lost and said.
+"""
+
+from __future__ import annotations
+
+from orchestrator import resume
+from orchestrator.actions import (
+    CollectResults,
+    CommitAssignment,
+    Hold,
+    ListMirror,
+    Look,
+    MirrorCheckpoints,
+    Prepare,
+    Release,
+    SendClose,
+    SendOrder,
+    SendSignal,
+    SetOutcome,
+    StoreExit,
+    StoreResultsLost,
+)
+from orchestrator.draft import Draft
+from orchestrator.model import (
+    AgentRun,
+    Assignment,
+    Exit,
+    Facts,
+    Outcome,
+    Policy,
+    Reason,
+    RentalFacts,
+    RentalPhase,
+    SignalWhy,
+    Task,
+)
+from orchestrator.verdict import CHECKPOINTED_EXIT, Verdict, judge
+
+SAVE_MIN_S = 120.0  # time kept before an end for bringing results home, beyond the job's own grace
+SAVE_SHARE = 3  # never more than a third of a rental's life: a short ttl still runs something
+NOTICE_MARGIN_S = 3.0  # the signal leaves the job the notice less this, for the last copy
+RESULTS_GIVE_UP_S = 3600.0  # results that cannot be brought home hold the machine this long at most
+PREPARE_TRIES = 5  # then the host is taken for bad
+COLLECT_EVERY_S = 60.0  # results are brought home bit by bit during the run
+CANCEL_PATIENCE_S = 30.0  # a cancelled machine that does not answer is released unsaved after this
+
+
+def run_step(draft: Draft, rental: RentalFacts) -> None:
+    """Move the work on one live rental on by one step."""
+    assignment = current(draft.facts, rental.rental.id)
+    if assignment is None:
+        _assign(draft, rental)
+        return
+    if assignment.exit is not None:
+        after_exit(draft, rental, assignment)
+        return
+    run = rental.machine.runs.get(assignment.key)
+    if run is not None and run.dead:
+        draft.do(StoreExit(assignment.task, assignment.n, _exit_of(run, draft.now)), "the run has ended")
+    elif assignment.ordered_at is None:
+        _start(draft, rental, assignment)
+    else:
+        _watch(draft, rental, assignment)
+
+
+def current(facts: Facts, rental: str) -> Assignment | None:
+    """The rental's newest assignment; None when it has none, or the last one is closed and wants a new run."""
+    mine = [a for a in facts.assignments if a.rental == rental]
+    return max(mine, key=lambda a: a.committed_at, default=None)
+
+
+def _exit_of(run: AgentRun, now: float) -> Exit:
+    rc = 137 if run.rc is None else run.rc
+    return Exit(run.stage or run.state, rc, run.ended or now, run.signalled, run.lost)
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def save_at(facts: Facts, policy: Policy, rental: RentalFacts) -> float:
+    """When saving must start so that the job's grace and the bytes still to bring home fit before the end."""
+    row = rental.rental
+    window = policy.grace_s + max(SAVE_MIN_S, facts.save_s)
+    return row.end - min(window, (row.end - row.created_at) / SAVE_SHARE)
+
+
+def ending(draft: Draft, rental: RentalFacts) -> SignalWhy | None:
+    """Whether the work on this rental must stop now, and why; the user's word first, then the end."""
+    if draft.facts.job.cancel_at is not None:
+        return SignalWhy.CANCEL
+    at = save_at(draft.facts, draft.policy, rental)
+    draft.wake(at)
+    if draft.now >= at:
+        return SignalWhy.BUDGET if rental.rental.end_reason is Reason.BUDGET else SignalWhy.TTL
+    if rental.machine.notice is not None or _provider_notice(rental) is not None:
+        return SignalWhy.INTERRUPTION
+    return None
+
+
+def _provider_notice(rental: RentalFacts) -> float | None:
+    instance = rental.sight.instance
+    return instance.notice.at if instance is not None and instance.notice is not None else None
+
+
+def grace(draft: Draft, rental: RentalFacts, why: SignalWhy) -> float:
+    """Seconds the job gets to save: its own grace, less where a reclaim or the end comes sooner."""
+    policy, job = draft.policy, draft.facts.job
+    if why is SignalWhy.CANCEL and job.cancel_now:
+        return 0.0
+    limit = rental.rental.end - draft.now
+    if why is SignalWhy.INTERRUPTION:
+        notice = rental.machine.notice
+        at = notice.at if notice is not None else _provider_notice(rental)
+        limit = min(limit, (at or draft.now) - draft.now - NOTICE_MARGIN_S)
+    return max(1.0, min(policy.grace_s, limit))
+
+
+# --- before the run --------------------------------------------------------------------------------------------------
+
+
+def _assign(draft: Draft, rental: RentalFacts) -> None:
+    """Commit the next run of the first task that is not done, with its seal."""
+    facts, machine = draft.facts, rental.machine
+    if facts.job.outcome is not None:
+        return
+    why = ending(draft, rental)
+    if why is not None:
+        stop_without_run(draft, rental, why)
+        return
+    task = next((t for t in facts.tasks if t.outcome is None), None)
+    if task is None or rental.rental.ready_at is None or not (machine.connected and machine.end_confirmed):
+        draft.say("PROVISIONING", machine.trouble or "waiting for the machine to answer")
+        return
+    _commit_run(draft, rental, task)
+
+
+def _commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
+    facts = draft.facts
+    free = resume.free_since(facts, task.id)
+    if free is None:
+        draft.say("RECOVERING", "an earlier run may still write")
+        return
+    earlier = [a for a in facts.assignments if a.task == task.id]
+    if any(a.rental == rental.rental.id and a.key in facts.checkpoints_left for a in earlier):
+        last = max(earlier, key=lambda a: a.n)
+        draft.do(MirrorCheckpoints(rental.rental.id, last.task, last.n), "its checkpoints first")
+        return
+    if facts.mirror_listed.get(task.id, -1.0) < free or task.id not in facts.mirror_listed:
+        draft.do(ListMirror(task.id), "a complete listing begun after the last run could no longer write")
+        return
+    rows = resume.accepted(facts, task.id)
+    best = resume.best(rows)
+    draft.do(
+        CommitAssignment(
+            task=task.id,
+            n=max((a.n for a in earlier), default=0) + 1,
+            rental=rental.rental.id,
+            seal=tuple(sorted(c.hash for c in rows)),
+            resume_hash=best.hash if best else "",
+            resume_name=best.name if best else "",
+            resume_step=best.step if best else None,
+        ),
+        f"resumes from {best.name}" if best else "starts from the beginning",
+    )
+
+
+def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
+    """Committed but not ordered: bring what it needs, then order it."""
+    facts, row = draft.facts, rental.rental
+    draft.say("SETUP", "bringing code and data")
+    why = ending(draft, rental)
+    if why is not None and assignment.key not in rental.machine.runs:
+        stop_without_run(draft, rental, why)
+        return
+    if not rental.machine.connected:
+        return
+    if f"{row.id}/{assignment.key}" in facts.prepared or assignment.key in rental.machine.runs:
+        draft.do(SendOrder(row.id, assignment.task, assignment.n), "everything is verified there")
+        return
+    prepare = Prepare(row.id, assignment.task, assignment.n)
+    trouble = facts.troubles.get(prepare.key)
+    if trouble is not None and trouble.fatal is not None:
+        draft.do(SetOutcome(Outcome.FAILED, trouble.fatal, trouble.detail), "preparing cannot succeed")
+    elif trouble is not None and trouble.count >= PREPARE_TRIES:
+        draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "preparing keeps failing here")
+    else:
+        draft.do(prepare)
+
+
+def stop_without_run(draft: Draft, rental: RentalFacts, why: SignalWhy) -> None:
+    """The work must stop before anything of the user's ran on this machine."""
+    if why is SignalWhy.INTERRUPTION:
+        draft.do(Release(rental.rental.id, Reason.INTERRUPTED, "reclaimed before the start", interrupted=True))
+    elif why is SignalWhy.CANCEL:
+        draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled before the start"))
+    else:
+        reason = Reason.BUDGET if why is SignalWhy.BUDGET else Reason.TTL
+        draft.do(SetOutcome(Outcome.FAILED, reason, f"{reason} came before the start"))
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
+    """Ordered and not ended: keep its checkpoints and results coming home, and stop it when it must."""
+    facts, row, machine = draft.facts, rental.rental, rental.machine
+    run = machine.runs.get(assignment.key)
+    stage = run.state if run is not None else "run"
+    draft.say("RUNNING" if stage in ("run", "exited") else "SETUP", "" if stage == "run" else stage)
+    why = ending(draft, rental)
+    if not machine.connected:
+        _stop_unreachable(draft, rental, why)
+        return
+    if why is not None:
+        draft.say("FINALIZING", f"saving: {why}")
+        seconds = grace(draft, rental, why)
+        signalled = run is not None and run.signalled is not None
+        if not signalled or seconds <= 0:
+            draft.do(SendSignal(row.id, assignment.task, assignment.n, why, seconds), f"stop: {why}")
+        draft.wake(draft.now + 1.0)
+    if assignment.key in facts.checkpoints_left:
+        draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n))
+    elif why is None and draft.policy.results and stage == "run":
+        draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False))
+
+
+def _stop_unreachable(draft: Draft, rental: RentalFacts, why: SignalWhy | None) -> None:
+    job = draft.facts.job
+    if why is not SignalWhy.CANCEL or job.cancel_at is None:
+        return
+    if job.cancel_now or draft.now - job.cancel_at >= CANCEL_PATIENCE_S:
+        draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled while the machine did not answer"))
+    else:
+        draft.wake(job.cancel_at + CANCEL_PATIENCE_S)
+
+
+# --- after the run ---------------------------------------------------------------------------------------------------
+
+
+def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
+    """The run is over and its exit stored: save what it made, then decide."""
+    facts, row, machine = draft.facts, rental.rental, rental.machine
+    if facts.job.outcome is not None:
+        return
+    verdict = judge(facts, draft.policy, rental, assignment)
+    draft.say("FINALIZING" if verdict.kind != "disrupted" else "RECOVERING", verdict.detail)
+    if verdict.kind == "wait":
+        draft.do(Look(row.id, "the run failed: is the machine well"), "a failure needs a machine that is well")
+        draft.wake(draft.now + 1.0)
+        return
+    if machine.connected and assignment.key in facts.checkpoints_left:
+        draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n), "the last checkpoints first")
+        return
+    if assignment.closed_at is None:
+        if machine.connected:
+            draft.do(SendClose(row.id, assignment.task, assignment.n), "end what is left, close its key")
+        elif verdict.kind == "disrupted":
+            draft.wake(draft.now + 1.0)
+        return
+    if verdict.kind == "disrupted":
+        draft.do(Release(row.id, Reason.INTERRUPTED, verdict.detail, interrupted=True), "saved before the reclaim")
+    elif verdict.kind == "again":
+        _again(draft, rental, assignment, verdict)
+    else:
+        conclude(draft, rental, assignment, verdict)
+
+
+def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: Verdict) -> None:
+    """A new run on the same machine, bounded by progress."""
+    facts, policy = draft.facts, draft.policy
+    if facts.job.cancel_at is not None:
+        draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled between two runs"))
+        return
+    runs = sorted((a for a in facts.assignments if a.task == assignment.task), key=lambda a: a.n, reverse=True)
+    fruitless = 0
+    for a in runs:
+        if any(c.task == a.task and c.n == a.n for c in facts.checkpoints):
+            break
+        fruitless += 1
+    free = verdict.reason is not Reason.FAILED or _code(assignment) == CHECKPOINTED_EXIT
+    if free and fruitless >= policy.no_progress_max:
+        detail = f"{fruitless} runs in a row without a new checkpoint; the last: {verdict.detail}"
+        draft.do(SetOutcome(Outcome.FAILED, Reason.NO_PROGRESS, detail, _code(assignment)))
+        return
+    task = next(t for t in facts.tasks if t.id == assignment.task)
+    _commit_run(draft, rental, task)
+
+
+def conclude(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: Verdict) -> None:
+    """Done, failed or ended: results home and verified first, then the outcome, then perhaps a hold."""
+    facts, policy, row = draft.facts, draft.policy, rental.rental
+    success = verdict.kind == "done"
+    if _results_wanted(draft, success) and assignment.results_at is None and not assignment.results_lost:
+        collect = CollectResults(row.id, assignment.task, assignment.n, final=True, success=success)
+        trouble = facts.troubles.get(collect.key)
+        if trouble is not None and (trouble.fatal or draft.now - trouble.first_at >= RESULTS_GIVE_UP_S):
+            draft.do(
+                StoreResultsLost(assignment.task, assignment.n, trouble.detail),
+                "results cannot be brought home",
+            )
+        else:
+            draft.do(collect, "results home, verified, before the machine goes")
+        return
+    draft.do(outcome_of(verdict, assignment), f"the work is {verdict.kind}")
+    spot = row.offer.spot
+    if verdict.kind == "failed" and policy.hold_s > 0 and not spot and facts.job.held_until is None:
+        draft.do(Hold(min(draft.now + policy.hold_s, row.end)), "held for a look")
+
+
+def _results_wanted(draft: Draft, success: bool) -> bool:
+    job, policy = draft.facts.job, draft.policy
+    if not policy.results or job.cancel_now:
+        return False
+    return ("success" if success else "failure") in policy.results_on
+
+
+def outcome_of(verdict: Verdict, assignment: Assignment) -> SetOutcome:
+    """The outcome that a final verdict gives the job."""
+    if verdict.kind == "done":
+        if assignment.results_lost:
+            return SetOutcome(Outcome.FAILED, Reason.FAILED, f"finished, but {assignment.results_lost}", 0)
+        return SetOutcome(Outcome.DONE, Reason.DONE, "", 0)
+    if verdict.reason is Reason.CANCELLED:
+        return SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, verdict.detail, _code(assignment))
+    return SetOutcome(Outcome.FAILED, verdict.reason, verdict.detail, _code(assignment))
+
+
+def _code(assignment: Assignment) -> int | None:
+    return assignment.exit.rc if assignment.exit is not None else None
+
+
+def release_ended(draft: Draft, rental: RentalFacts) -> None:
+    """The outcome is set: the machine goes, unless it is held for a look."""
+    job = draft.facts.job
+    held = job.held_until is not None and draft.now < job.held_until and job.cancel_at is None
+    if held and rental.rental.phase is RentalPhase.LIVE:
+        assert job.held_until is not None
+        draft.wake(job.held_until)
+        draft.say("RELEASING", "held for a look", f"released at {job.held_until:.0f}")
+        return
+    draft.do(Release(rental.rental.id, _release_reason(job.outcome, job.reason), job.detail), "the work is decided")
+
+
+def _release_reason(outcome: Outcome | None, reason: Reason | None) -> Reason:
+    if reason in (Reason.TTL, Reason.BUDGET, Reason.CANCELLED, Reason.STOPPED_EARLY, Reason.STALLED):
+        return reason
+    return Reason.DONE if outcome is Outcome.DONE else Reason.FAILED
