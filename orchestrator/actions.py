@@ -2,7 +2,7 @@
 
 `WRITES` are committed by the loop at once, in one transaction per decision, before any effect of that decision starts.
 `EFFECTS` reach the world: each is performed by a worker thread and answered by a receipt. Every docstring says why
-repeating the action is safe, because after a crash it will be repeated. `key` names an effect: one of a key runs at a time.
+repeating the action is safe, because after a crash it will be repeated. `key` names an effect: one a key at a time.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class AskOffers:
 
 @dataclass(frozen=True)
 class SendCreate:
-    """The one create call of a rental. Never repeated: `create_sent` is committed first, and a sent one is looked for."""
+    """The one create call of a rental. Never repeated: `create_sent` is committed first; a sent one is looked for."""
 
     rental: str
 

@@ -2,9 +2,9 @@
 
 Rules
 - Everything is frozen; a change is a new value, and only the controller's loop stores it.
-- Times are UTC epoch seconds unless a name says `boot` (CLOCK_BOOTTIME) or ends in `_s` (a duration). Money is `Decimal`.
+- Times are UTC epoch seconds unless a name says `boot` (CLOCK_BOOTTIME) or ends in `_s` (a duration). Money: `Decimal`.
 - Stored is what must survive a crash. Seen is what this process knows since it started; a failed look is `Unknown`,
-  never an empty value, since an empty answer is evidence and a failed one is not (skypilot#6787, terraform-aws-github-runner#167).
+  never an empty value: an empty answer is evidence and a failed one is not (skypilot#6787).
 - This module and the rules above it import no clock, no randomness and no I/O.
 """
 
@@ -237,6 +237,17 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True)
+class AgentCheckpoint:
+    """One checkpoint as it lies on the machine; `mtime` tells a rewritten file of the same name and size apart."""
+
+    name: str
+    step: int
+    bytes: int
+    complete: bool
+    mtime: float = 0.0
+
+
+@dataclass(frozen=True)
 class AgentRun:
     """One run as the agent shows it."""
 
@@ -249,7 +260,7 @@ class AgentRun:
     lost: bool = False
     started: float | None = None
     ended: float | None = None
-    checkpoints: tuple[tuple[str, int, int, bool], ...] = ()  # name, step, bytes, complete
+    checkpoints: tuple[AgentCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Phases, reasons and the legal steps between them; the documentation's diagram is generated from these tables.
 
-Everything that affects which step is legal lives here. Conditions that people see (PROVISIONING, SETUP, RUNNING ...) are
+Everything that affects which step is legal lives here. Conditions that people see (PROVISIONING, SETUP, RUNNING) are
 not phases: they are derived from facts in `words`, and nothing resumes from them.
 """
 
