@@ -24,9 +24,7 @@ def _refuse(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(sock: socket.socket, *args: Any, **kwargs: Any) -> Any:
         if sock.family == socket.AF_UNIX:
             return original(sock, *args, **kwargs)
-        raise NetworkInUnitTest(
-            f"socket.{name}{args!r} in a unit test: move it to tests/process or use a fake"
-        )
+        raise NetworkInUnitTest(f"socket.{name}{args!r} in a unit test: move it to tests/process or use a fake")
 
     return guarded
 
