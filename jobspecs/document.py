@@ -24,9 +24,7 @@ MAX_DEPTH = 24  # the deepest key of the schema is at 6
 MAX_NODES = 20_000  # a sweep that lists some thousand legs, and far below what an alias bomb needs
 _UTF16_SHARE = 0.5  # comments may be in another script
 _NULLS = ("", "~", "null", "Null", "NULL")
-_FORBIDDEN = re.compile(
-    "[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
+_FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _INVISIBLE_INDENT = re.compile("^[ \t]*[\xa0\u2000-\u200b\u3000]", re.MULTILINE)
 
 
@@ -98,11 +96,7 @@ def decode(data: bytes | str, file: str) -> str:
     bad = _FORBIDDEN.search(text)
     if bad:
         line, column = _position(text, bad.start())
-        what = (
-            "a NUL character: a binary file"
-            if bad[0] == "\0"
-            else f"the invisible character U+{ord(bad[0]):04X}"
-        )
+        what = "a NUL character: a binary file" if bad[0] == "\0" else f"the invisible character U+{ord(bad[0]):04X}"
         raise refuse(file, line, column, f"contains {what}", "delete it, and save the file as UTF-8 text")
     return text
 
@@ -121,6 +115,8 @@ def _decode_bytes(data: bytes, file: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
+        if encoding in ("utf-16-be", "utf-16-le"):
+            raise refuse(file, 1, 1, "contains a NUL character: a binary file", "name a text file") from None
         before = data[: error.start].decode(encoding, errors="replace")
         line, column = _position(before, len(before))
         hint = "save the file as UTF-8 text"
@@ -155,12 +151,8 @@ def read_document(data: bytes | str, file: str, problems: list[Problem] | None =
         hint = "a spec is one mapping: remove the leading `- `, and apply several jobs as several files"
         raise refuse(file, root.line, root.column, "is a list, not `key: value` lines", hint)
     if isinstance(root, Scalar) and root.text is not None:
-        hint = (
-            "replace the full-width colon by `: `" if "\uff1a" in root.text else "write `name: value` lines"
-        )
-        raise refuse(
-            file, root.line, root.column, "is text without `key: value` lines; a ':' is missing", hint
-        )
+        hint = "replace the full-width colon by `: `" if "\uff1a" in root.text else "write `name: value` lines"
+        raise refuse(file, root.line, root.column, "is text without `key: value` lines; a ':' is missing", hint)
     raise refuse(file, 1, 1, "is empty", "`gpujob init` writes a spec to start from")
 
 
@@ -274,9 +266,7 @@ class _Composer:
         items = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
-        return self._sized(
-            Sequence(self._file, start.start_mark.line + 1, start.start_mark.column + 1, items), items
-        )
+        return self._sized(Sequence(self._file, start.start_mark.line + 1, start.start_mark.column + 1, items), items)
 
     def _mapping(self, start: Any, depth: int) -> Mapping:
         entries: dict[str, tuple[Scalar, Node]] = {}
@@ -328,16 +318,12 @@ class _Composer:
             return refuse(self._file, line + 1, column + 1, reason, hint)
         if said == "could not find expected ':'" and error.context_mark:
             line, column = error.context_mark.line, error.context_mark.column
-            return refuse(
-                self._file, line + 1, column + 1, "a ':' is missing after the key", "write `key: value`"
-            )
+            return refuse(self._file, line + 1, column + 1, "a ':' is missing after the key", "write `key: value`")
         if said == "mapping values are not allowed here":
             above = self._lines[line - 1] if line else ""
             indent = len(above) - len(above.lstrip())
             if above.strip() and ":" not in above and indent == len(source) - len(source.lstrip()):
-                return refuse(
-                    self._file, line, indent + 1, "a ':' is missing after the key", "write `key: value`"
-                )
+                return refuse(self._file, line, indent + 1, "a ':' is missing after the key", "write `key: value`")
         if said == "found unexpected end of stream" and error.context_mark:
             line, column = error.context_mark.line, error.context_mark.column
             return refuse(self._file, line + 1, column + 1, "a quote is never closed", "close it")

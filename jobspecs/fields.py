@@ -140,9 +140,7 @@ def _machine_path(value: object) -> str:
             "use a fixed path; each attempt gets the same $GPUJOB_CKPT and $GPUJOB_OUT",
         )
     if path.startswith("~") or "$" in path:
-        raise Refusal(
-            f"{shown(path)} would not be expanded", "write it relative to its $GPUJOB_ folder, or absolute"
-        )
+        raise Refusal(f"{shown(path)} would not be expanded", "write it relative to its $GPUJOB_ folder, or absolute")
     if "\\" in path or re.match(r"[A-Za-z]:/", path):
         raise Refusal(f"{shown(path)} is not a path on a Linux machine", "separate its parts with /")
     if ".." in path.split("/"):
@@ -154,9 +152,7 @@ def _pattern_path(value: object) -> str:
     path = _machine_path(value)
     unknown = [name for name in re.findall(r"\{([^}]*)\}", path) if name not in ("n", "step", "epoch")]
     if unknown:
-        raise Refusal(
-            f"{shown(path)} has the unknown field {{{unknown[0]}}}", "the number is {n}, {step} or {epoch}"
-        )
+        raise Refusal(f"{shown(path)} has the unknown field {{{unknown[0]}}}", "the number is {n}, {step} or {epoch}")
     return path
 
 
@@ -165,13 +161,9 @@ def _outside(value: object) -> str:
     place = _line(value)
     unknown = [name for name in re.findall(r"\{([^}]*)\}", place) if name not in ("job", "leg", "attempt")]
     if unknown:
-        raise Refusal(
-            f"{shown(place)} has the unknown field {{{unknown[0]}}}", "{job}, {leg}, {attempt} are filled in"
-        )
+        raise Refusal(f"{shown(place)} has the unknown field {{{unknown[0]}}}", "{job}, {leg}, {attempt} are filled in")
     if re.search(r"\$\(|`", place):
-        raise Refusal(
-            f"{shown(place)} would not be run by a shell", "{job}, {leg} and {attempt} are filled in"
-        )
+        raise Refusal(f"{shown(place)} would not be run by a shell", "{job}, {leg} and {attempt} are filled in")
     return place
 
 
@@ -186,18 +178,14 @@ def _regex(value: object) -> str:
     except (re.error, RecursionError, OverflowError) as error:
         raise Refusal(f"{shown(pattern)} is not a regular expression: {error}") from None
     if not groups:
-        raise Refusal(
-            f"{shown(pattern)} captures nothing", "put parentheses around the number: step=([0-9]+)"
-        )
+        raise Refusal(f"{shown(pattern)} captures nothing", "put parentheses around the number: step=([0-9]+)")
     return pattern
 
 
 def _notify(value: object) -> str:
     name = _line(value)
     if "/" in name or ":" in name or "@" in name:
-        raise Refusal(
-            "notify takes names, never addresses", "put the address under notify in the config and name it"
-        )
+        raise Refusal("notify takes names, never addresses", "put the address under notify in the config and name it")
     return name
 
 

@@ -182,9 +182,7 @@ def gpu_classes(name: str) -> tuple[GpuClass, ...]:
     names = list(dict.fromkeys(_canonical()[each] for each in near))
     raise Refusal(
         f"there is no GPU class {shown(name)}",
-        "nearest: " + ", ".join(names)
-        if names
-        else 'write a name like RTX-4090, ">=24GB", or none for a CPU',
+        "nearest: " + ", ".join(names) if names else 'write a name like RTX-4090, ">=24GB", or none for a CPU',
     )
 
 
@@ -200,9 +198,7 @@ def identify(name: str, vram_gib: float | None = None) -> GpuClass | None:
         # A modified board keeps its name and changes its memory.
         own = family[0].family
         family = tuple(g for g in GPU_CLASSES if g.family == own or g.family.startswith(f"{own}-"))
-    fits = [
-        g for g in family if vram_gib is None or abs(vram_gib - g.vram_gb) <= MEMORY_TOLERANCE * g.vram_gb
-    ]
+    fits = [g for g in family if vram_gib is None or abs(vram_gib - g.vram_gb) <= MEMORY_TOLERANCE * g.vram_gb]
     exact = [gpu for gpu in fits if _squash(name) in map(_squash, (gpu.name, *gpu.spellings))]
     best = exact or fits
     return best[0] if len(best) == 1 else None
@@ -269,9 +265,7 @@ def _choice(value: Any) -> GpuChoice:
         return _text_choice(value)
     if isinstance(value, Mapping):
         return _mapping_choice(value)
-    raise Refusal(
-        "expected a GPU", 'write it like RTX-4090, "A100-80GB:2", ">=24GB" or {name, memory, count}'
-    )
+    raise Refusal("expected a GPU", 'write it like RTX-4090, "A100-80GB:2", ">=24GB" or {name, memory, count}')
 
 
 def _memory(text: str) -> Range:
@@ -292,9 +286,7 @@ def _text_choice(text: str) -> GpuChoice:
         elif not position and part:
             name = part
         else:
-            raise Refusal(
-                f"{shown(text)} is not a GPU", 'write it like RTX-4090, "A100-80GB:2" or ">=24GB:2"'
-            )
+            raise Refusal(f"{shown(text)} is not a GPU", 'write it like RTX-4090, "A100-80GB:2" or ">=24GB:2"')
     return _checked(name, memory, count or 1)
 
 
@@ -320,9 +312,7 @@ def _checked(name: str, memory: Range | None, count: int) -> GpuChoice:
         name = _canonical()[_squash(name)]
     choice = GpuChoice(name, memory, count)
     if not choice.classes():
-        raise Refusal(
-            f"no GPU class is {shown(choice)}", "a family with its sizes: " + _sizes(name) if name else ""
-        )
+        raise Refusal(f"no GPU class is {shown(choice)}", "a family with its sizes: " + _sizes(name) if name else "")
     return choice
 
 

@@ -66,9 +66,7 @@ class Located:
     spec: JobSpec
     filename: str
     root: doc.Mapping
-    origins: Mapping[
-        str, str
-    ]  #: top-level key -> where its value came from; a key that is absent is built in
+    origins: Mapping[str, str]  #: top-level key -> where its value came from; a key that is absent is built in
 
     def place(self, problem: Problem) -> Problem:
         """`problem`, which knows only its key, at the place of that key or of the nearest one above it."""
@@ -258,9 +256,7 @@ class _Walk:
                 self.report(key_node, ("env", name), f"{name} has no value", hint)
             else:
                 hint = f"give it with --env {name}=VALUE, or set it in your environment"
-                self.report(
-                    key_node, ("env", name), f"{name} has no value here, so it must be given at apply", hint
-                )
+                self.report(key_node, ("env", name), f"{name} has no value here, so it must be given at apply", hint)
         if filled:
             self.set_env(filled)
 

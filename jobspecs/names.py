@@ -23,9 +23,7 @@ def check_name(text: str) -> str:
     if len(text) > MAX_NAME:
         raise Refusal(f"{shown(text)} has {len(text)} characters", f"at most {MAX_NAME}")
     if not _NAME.fullmatch(text):
-        raise Refusal(
-            f"{shown(text)} is not a name", "use letters, digits, ., _ and -, a letter or digit first"
-        )
+        raise Refusal(f"{shown(text)} is not a name", "use letters, digits, ., _ and -, a letter or digit first")
     return text
 
 

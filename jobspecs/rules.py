@@ -47,18 +47,14 @@ def _times(spec: JobSpec) -> Iterator[Broken]:
     for key, value in (("grace", spec.grace.time), ("hold_on_failure", spec.hold_on_failure)):
         if value >= spec.ttl:
             path = ("grace", "time") if key == "grace" else (key,)
-            yield Broken(
-                (key, "ttl"), path, f"{value} is not within ttl {spec.ttl}", "shorten it or raise ttl"
-            )
+            yield Broken((key, "ttl"), path, f"{value} is not within ttl {spec.ttl}", "shorten it or raise ttl")
 
 
 def _spot(spec: JobSpec) -> Iterator[Broken]:
     if spec.spot is not True:
         return
     if spec.workload == "serve":
-        yield Broken(
-            ("spot", "workload"), ("spot",), "a serve job may not be interrupted", "write spot: false"
-        )
+        yield Broken(("spot", "workload"), ("spot",), "a serve job may not be interrupted", "write spot: false")
     elif not spec.resumable:
         yield Broken(
             ("spot", "run", "checkpoint", "batch"),
@@ -72,9 +68,7 @@ def _spot(spec: JobSpec) -> Iterator[Broken]:
 def _environment(spec: JobSpec) -> Iterator[Broken]:
     for name in spec.secrets:
         if name in spec.env:
-            yield Broken(
-                ("env", "secrets"), ("env", name), f"{name} is in secrets too", "keep it in secrets only"
-            )
+            yield Broken(("env", "secrets"), ("env", name), f"{name} is in secrets too", "keep it in secrets only")
 
 
 def _landing(spec: JobSpec) -> Iterator[Broken]:
@@ -89,9 +83,7 @@ def _landing(spec: JobSpec) -> Iterator[Broken]:
 def _many(spec: JobSpec) -> Iterator[Broken]:
     used = [key for key in ("sweep", "batch", "replicas") if getattr(spec, key) is not None]
     if len(used) > 1:
-        yield Broken(
-            tuple(used), (used[1],), f"{used[1]} and {used[0]} cannot be combined", "keep one of them"
-        )
+        yield Broken(tuple(used), (used[1],), f"{used[1]} and {used[0]} cannot be combined", "keep one of them")
     sweep = spec.sweep
     if sweep is None:
         return

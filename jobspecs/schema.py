@@ -30,9 +30,7 @@ LIVE_KEYS = (
 class Block(BaseModel):
     """A mapping of the spec."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True)
 
 
 class ModelSize(Block):
@@ -42,9 +40,7 @@ class ModelSize(Block):
     method: Literal["inference", "lora", "qlora", "full"] = Field(
         "inference", description="What is done with it; decides the bytes per parameter."
     )
-    dtype: Literal["fp32", "bf16", "fp16", "int8", "int4"] = Field(
-        "bf16", description="Precision of the weights."
-    )
+    dtype: Literal["fp32", "bf16", "fp16", "int8", "int4"] = Field("bf16", description="Precision of the weights.")
     batch: Annotated[int | None, *f.whole(1)] = Field(None, description="Sequences per step and GPU.")
     seq_len: Annotated[int | None, *f.whole(1)] = Field(None, description="Tokens per sequence.")
     layers: Annotated[int | None, *f.whole(1)] = Field(None, description="Number of layers.")
@@ -57,9 +53,7 @@ class Disk(Block):
     """Disk sizes of the machine."""
 
     system: f.SizeField | None = Field(None, description="Disk of the system and of installed packages.")
-    data: f.SizeField | None = Field(
-        None, description="Disk that holds $GPUJOB_DATA, $GPUJOB_CKPT and $GPUJOB_OUT."
-    )
+    data: f.SizeField | None = Field(None, description="Disk that holds $GPUJOB_DATA, $GPUJOB_CKPT and $GPUJOB_OUT.")
 
 
 class Grace(Block):
@@ -174,9 +168,7 @@ class Parameter(Block):
     values: Annotated[tuple[f.AnyText, ...], BeforeValidator(f.one_or_many)] | None = Field(
         None, description="These values, kept as typed."
     )
-    log_uniform: tuple[f.Number, f.Number] | None = Field(
-        None, description="[low, high], even in the logarithm."
-    )
+    log_uniform: tuple[f.Number, f.Number] | None = Field(None, description="[low, high], even in the logarithm.")
     uniform: tuple[f.Number, f.Number] | None = Field(None, description="[low, high].")
     whole: tuple[Annotated[int, *f.whole(-(10**9))], Annotated[int, *f.whole(-(10**9))]] | None = Field(
         None, alias="int", description="[low, high], whole numbers, both ends included."
@@ -197,12 +189,8 @@ class Metric(Block):
 class Search(Block):
     """How a sweep chooses its legs."""
 
-    method: Literal["grid", "random", "list", "tpe"] = Field(
-        "grid", description="grid | random | list | tpe."
-    )
-    trials: Annotated[int | None, *f.whole(1)] = Field(
-        None, description="Number of legs; random and tpe need it."
-    )
+    method: Literal["grid", "random", "list", "tpe"] = Field("grid", description="grid | random | list | tpe.")
+    trials: Annotated[int | None, *f.whole(1)] = Field(None, description="Number of legs; random and tpe need it.")
 
 
 class StopEarly(Block):
@@ -293,9 +281,7 @@ class JobSpec(Block):
     max_price: f.MoneyField | None = Field(
         None, description="Per machine-hour, disks included. Left out: 1.5 x the offer shown at apply."
     )
-    budget: f.MoneyField | None = Field(
-        None, description="The whole job, all attempts; then save and release."
-    )
+    budget: f.MoneyField | None = Field(None, description="The whole job, all attempts; then save and release.")
     expected: f.DurationField | None = Field(
         None, description="Your guess of the run time; ranks offers, ends nothing."
     )
@@ -341,9 +327,7 @@ class JobSpec(Block):
     notify: Annotated[tuple[f.NotifyName, ...], BeforeValidator(f.one_or_many)] = Field(
         (), description="Names of targets in the config."
     )
-    labels: dict[f.Text, f.Text] = Field(
-        {}, description="Your own words on the job, for filters and reports."
-    )
+    labels: dict[f.Text, f.Text] = Field({}, description="Your own words on the job, for filters and reports.")
     allow: Annotated[tuple[Allowance, ...], BeforeValidator(f.one_or_many)] = Field(
         (), description="What is refused unless it stands here."
     )

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
-
-from jobspecs.gpus import GpuAsk
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,7 @@ class Shape:
     model: type[BaseModel] | None = None
     is_block: bool = False  #: lists and mappings: nothing below their key means that they are absent
     item: Shape | None = None
+    text: bool = False  #: plain text will do too
 
     @property
     def children(self) -> Mapping[str, Any]:
@@ -45,8 +44,10 @@ def shape_of(annotation: Any) -> Shape:
         return shape_of(arguments[0])
     if origin in (Union, types.UnionType):
         shapes = [shape_of(each) for each in arguments if each is not type(None)]
-        found = [shape for shape in shapes if shape.is_block]
-        return found[0] if found else Shape()
+        blocks = [shape for shape in shapes if shape.model or shape.item]
+        # Where plain text will do, nothing at all is more likely a slip than a block commented out.
+        text = any(shape.text for shape in shapes)
+        return replace(blocks[0], is_block=not text, text=text) if blocks else Shape(text=text)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return Shape(model=annotation, is_block=True)
     if origin is dict:
@@ -55,4 +56,4 @@ def shape_of(annotation: Any) -> Shape:
         inner = shape_of(arguments[0])
         # A single mapping stands for a list of one, so it has the keys of the item.
         return Shape(model=inner.model, is_block=True, item=inner)
-    return Shape(is_block=annotation is GpuAsk)
+    return Shape(text=annotation is str)

@@ -46,17 +46,13 @@ _MOMENT = re.compile(
 def _trap(text: str) -> Refusal | None:
     """The refusal for a number that YAML 1.1 or a locale would read as another one; None for a plain number."""
     if re.fullmatch(r"[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?", text):
-        return Refusal(
-            f"{shown(text)} is a sexagesimal trap: YAML 1.1 reads a:b as base 60", "write the unit"
-        )
+        return Refusal(f"{shown(text)} is a sexagesimal trap: YAML 1.1 reads a:b as base 60", "write the unit")
     if re.fullmatch(r"[+-]?[0-9]+(_[0-9]+)+.*", text):
         return Refusal(f"{shown(text)} has underscores between its digits", "write the digits without them")
     if re.fullmatch(r"[+-]?0[xXoObB][0-9a-fA-F]+", text):
         return Refusal(f"{shown(text)} is not a decimal number", "write it in decimal digits")
     if re.fullmatch(r"[+-]?0[0-9]+", text):
-        return Refusal(
-            f"{shown(text)} starts with 0, which YAML 1.1 reads as octal", "write it without the leading 0"
-        )
+        return Refusal(f"{shown(text)} starts with 0, which YAML 1.1 reads as octal", "write it without the leading 0")
     if re.fullmatch(r"[+-]?\.?(inf|infinity|nan)", text, re.IGNORECASE):
         return Refusal(f"{shown(text)} is not a finite number")
     if re.fullmatch(r"[0-9]+,[0-9]+", text):
@@ -144,9 +140,7 @@ class Size:
         """The shortest exact spelling, decimal before binary: `100GB`, `16GiB`, `1500MB`."""
         if self.bytes == 0:
             return "0B"
-        whole = [
-            (self.bytes // factor, unit) for unit, factor in _SIZE_UNITS.items() if not self.bytes % factor
-        ]
+        whole = [(self.bytes // factor, unit) for unit, factor in _SIZE_UNITS.items() if not self.bytes % factor]
         value, unit = min(whole, key=lambda pair: (len(str(pair[0])), len(pair[1])))
         return f"{value}{unit}"
 
@@ -260,13 +254,9 @@ def parse_moment(text: str) -> datetime:
     text = text.strip()
     match = _MOMENT.fullmatch(text)
     if not match:
-        raise Refusal(
-            f"expected a date and time, got {shown(text)}", "write it like 2026-12-01T09:00:00+08:00"
-        )
+        raise Refusal(f"expected a date and time, got {shown(text)}", "write it like 2026-12-01T09:00:00+08:00")
     if not match[3]:
-        raise Refusal(
-            f"{shown(text)} has no offset, so it could be any of 26 hours", f"write {text}Z or {text}+08:00"
-        )
+        raise Refusal(f"{shown(text)} has no offset, so it could be any of 26 hours", f"write {text}Z or {text}+08:00")
     try:
         return datetime.fromisoformat(f"{match[1]}T{match[2]}{match[3].upper()}").astimezone(UTC)
     except (ValueError, OverflowError):
