@@ -1,0 +1,231 @@
+"""The only ways in which a verb touches the controller: see whether it lives, start it, poke it, ask it something.
+
+Rules: a verb never writes the database except by appending a request. A live controller holds the lock file and
+answers at its socket; the socket is tried first, because even a shared try of the lock could get in the way of one
+that starts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli import exits
+from orchestrator.cli.exits import CliError
+from orchestrator.home import Home
+
+READY_WITHIN_S = 15.0  # it takes under a second; a machine under load gets more before we call it broken
+ANSWER_WITHIN_S = 60.0  # the loop answers between two ticks
+_LOOK_S = 0.02
+_MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
+
+
+def connect(home: Home) -> socket.socket | None:
+    """A socket to the live controller, or None when nobody listens."""
+    if os.name == "nt" or not home.socket.exists():
+        return None
+    folder = -1
+    address = str(home.socket)
+    try:
+        if len(os.fsencode(address)) > _MAX_SOCKET_PATH:
+            folder = os.open(home.socket.parent, os.O_RDONLY)
+            address = f"/proc/self/fd/{folder}/{home.socket.name}"
+        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+            sock = socket.socket(socket.AF_UNIX, kind)
+            sock.settimeout(1.0)
+            try:
+                sock.connect(address)
+            except OSError:  # the wrong kind, or nobody: both mean "not this one"
+                sock.close()
+            else:
+                return sock
+        return None
+    finally:
+        if folder >= 0:
+            os.close(folder)
+
+
+def poke(home: Home) -> bool:
+    """Wake the loop; False when nobody listens, which harms nothing: requests are in the database."""
+    sock = connect(home)
+    if sock is None:
+        return False
+    with sock:
+        try:
+            sock.send(b"\n")
+        except OSError:  # it died between two lines: the request waits for the next one
+            return False
+    return True
+
+
+def alive(home: Home) -> bool:
+    """Whether a controller works on this state folder: it listens, or it holds the lock."""
+    sock = connect(home)
+    if sock is not None:
+        sock.close()
+        return True
+    return lock_held(home.lock)
+
+
+def lock_held(path: Path) -> bool:
+    """Whether somebody holds the controller's lock."""
+    if os.name == "nt" or not path.exists():
+        return False
+    import fcntl
+
+    with path.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    return False
+
+
+def spawn(home: Home) -> subprocess.Popen[bytes]:
+    """Start a controller that outlives this command and its terminal."""
+    home.make()
+    handle = os.open(home.controller_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(handle, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.controller"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=controller_environment(home),
+            start_new_session=True,
+            close_fds=True,
+        )
+
+
+def controller_environment(home: Home) -> dict[str, str]:
+    """Our own environment for the controller, with folders made absolute, since the controller starts in `/`."""
+    env = dict(os.environ)
+    if env.get("GPUJOB_HOME"):
+        env["GPUJOB_HOME"] = str(home.state)
+    if env.get("GPUJOB_CONFIG"):
+        env["GPUJOB_CONFIG"] = str(home.config_file.absolute())
+    # A checkout that was found through the working folder must be found from `/` too.
+    root = str(Path(__file__).resolve().parents[2])
+    env["PYTHONPATH"] = os.pathsep.join(p for p in (root, env.get("PYTHONPATH", "")) if p)
+    return env
+
+
+def ensure_controller(home: Home) -> None:
+    """Make sure that a controller is alive and ready. Raises CliError (exit 3) with the end of its log."""
+    refuse_remote()
+    if os.name == "nt":
+        raise CliError("native Windows runs init, validate, schema and plan only", next="run gpujob inside WSL2")
+    if connected(home):
+        return
+    child = None if lock_held(home.lock) else spawn(home)
+    until = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < until:
+        if connected(home):
+            return
+        if child is not None and child.poll() is not None and not lock_held(home.lock):
+            break
+        time.sleep(_LOOK_S)
+    raise CliError(
+        "the controller does not start",
+        where=str(home.controller_log),
+        why=_last_line(home.controller_log),
+        next="gpujob controller run shows what it says; gpujob doctor checks this computer",
+        code=exits.PROVIDER,
+    )
+
+
+def connected(home: Home) -> bool:
+    """Whether a controller listens now."""
+    sock = connect(home)
+    if sock is None:
+        return False
+    sock.close()
+    return True
+
+
+def refuse_remote() -> None:
+    """An always-on controller on another host is configured: say that this version cannot reach it."""
+    if os.environ.get("GPUJOB_CONTROLLER", "").startswith("ssh://"):
+        raise CliError(
+            "a controller on another host is not in this version yet; nothing was done",
+            where="GPUJOB_CONTROLLER",
+            next="unset it, or run gpujob on that host itself",
+        )
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "it left no log"
+    return next((line for line in reversed(lines) if line.strip()), "its log is empty")
+
+
+def wake(home: Home) -> None:
+    """Restart a dead controller while a machine may bill or a job is open; never fails a verb."""
+    if os.name == "nt" or connected(home) or lock_held(home.lock):
+        return
+    try:
+        if any(open_counts(home.database).values()):
+            spawn(home)
+    except OSError as error:
+        print(f"gpujob: the controller could not be restarted: {error.strerror}", file=sys.stderr)
+
+
+def open_counts(database: Path) -> dict[str, int]:
+    """How many rentals may bill and how many jobs are not terminal: one cheap question, without the store.
+
+    Unreadable books count as nothing here; the verb itself says what is wrong with them.
+    """
+    import sqlite3
+
+    none = {"open_rentals": 0, "live_jobs": 0}
+    try:
+        books = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=1.0)
+    except sqlite3.Error:
+        return none
+    try:
+        row = books.execute(
+            "SELECT (SELECT count(*) FROM rentals WHERE phase <> 'gone'),"
+            " (SELECT count(*) FROM jobs WHERE terminal_at IS NULL)"
+        ).fetchone()
+    except sqlite3.Error:
+        return none
+    finally:
+        books.close()
+    return {"open_rentals": int(row[0]), "live_jobs": int(row[1])}
+
+
+def request(home: Home, verb: str, args: Mapping[str, Any], timeout: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+    """Ask the controller and wait for its answer (a dict with `ok`). Raises CliError when it refuses or is silent."""
+    from orchestrator.store import Store
+
+    ensure_controller(home)
+    with Store.open_requester(home) as store:
+        number = store.ask(verb, dict(args))
+        poke(home)
+        answer = store.wait_answer(number, timeout)
+    if answer is None:
+        raise CliError(
+            f"the controller took the request ({verb}) but has not answered for {timeout:.0f} s",
+            where=str(home.controller_log),
+            next="it stays in the books and is answered later; gpujob ps, gpujob controller status",
+            code=exits.STILL_RUNNING,
+        )
+    if not answer.get("ok"):
+        code = answer.get("code")
+        raise CliError(
+            str(answer.get("error") or f"{verb} was refused"),
+            why=str(answer.get("why") or ""),
+            next=str(answer.get("next") or ""),
+            code=code if isinstance(code, int) else exits.USAGE,
+        )
+    return dict(answer)

@@ -1,0 +1,122 @@
+"""`controller status|run|stop`: the background process that does the work.
+
+Rules: status only looks. run stays in the foreground, for a service of the system or an always-on host. stop ends
+the loop between two ticks and touches no machine: rented ones go on to their own end, and every other verb starts
+it again while anything is open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+from orchestrator.cli import client, exits
+from orchestrator.cli.commands import Command, add_output
+from orchestrator.cli.exits import CliError
+from orchestrator.cli.output import print_json, say
+from orchestrator.home import Home
+
+PING_WITHIN_S = 5.0
+STOPPED_WITHIN_S = 30.0  # it ends between two ticks, after the effects that are under way
+_LOOK_S = 0.05
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("status", "run", "stop"))
+    parser.add_argument("--now", action="store_true", help="stop: do not wait for what is under way")
+    add_output(parser)
+
+
+def status(home: Home) -> dict[str, Any]:
+    """What is known of the controller, as it is printed in JSON."""
+    alive = client.alive(home)
+    state: dict[str, Any] = {
+        "alive": alive,
+        "answers": False,
+        "home": str(home.state),
+        "log": str(home.controller_log),
+        "open_rentals": 0,
+        "live_jobs": 0,
+    }
+    if home.database.exists():
+        state |= client.open_counts(home.database)
+    if alive:
+        try:
+            answer = client.request(home, "ping", {}, PING_WITHIN_S)
+        except CliError as silent:
+            state["error"] = silent.what
+        else:
+            state["answers"] = True
+            state |= {key: value for key, value in answer.items() if key in ("pid", "version", "since", "epoch")}
+    return state
+
+
+def run(args: argparse.Namespace) -> int:
+    """One of the three."""
+    home = Home.from_env()
+    if args.action == "run":
+        return _run(home)
+    if args.action == "stop":
+        return _stop(home, args.now, args.output)
+    return _print(status(home), args.output)
+
+
+def _print(state: dict[str, Any], output: str) -> int:
+    if output == "json":
+        print_json(state)
+        return exits.OK
+    word = "alive" if state["answers"] else "alive, but does not answer" if state["alive"] else "not running"
+    known = [f"{key} {state[key]}" for key in ("pid", "version") if state.get(key)]
+    print(f"controller: {word}" + (f" ({', '.join(known)})" if known else ""))
+    print(f"open rentals: {state['open_rentals']}   live jobs: {state['live_jobs']}")
+    print(f"log: {state['log']}")
+    if not state["alive"]:
+        print("the next verb starts it" if state["live_jobs"] or state["open_rentals"] else "nothing needs it")
+    return exits.OK
+
+
+def _run(home: Home) -> int:
+    if client.alive(home):
+        raise CliError(
+            "a controller is running already", where=str(home.state), next="gpujob controller stop, then run"
+        )
+    home.make()
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "orchestrator.controller"], client.controller_environment(home))
+
+
+def _stop(home: Home, now: bool, output: str) -> int:
+    if not client.alive(home):
+        if output == "json":
+            print_json({"stopped": True, "was_alive": False})
+        else:
+            print("controller: not running")
+        return exits.OK
+    client.request(home, "stop", {"now": now})
+    until = time.monotonic() + STOPPED_WITHIN_S
+    while client.alive(home):
+        if time.monotonic() > until:
+            raise CliError(
+                f"the controller took the request but is still there after {STOPPED_WITHIN_S:.0f} s",
+                where=str(home.controller_log),
+                next="gpujob controller stop --now",
+                code=exits.PROVIDER,
+            )
+        time.sleep(_LOOK_S)
+    counts = client.open_counts(home.database)
+    if output == "json":
+        print_json({"stopped": True, "was_alive": True, **counts})
+    else:
+        print("controller: stopped")
+    if counts["open_rentals"]:
+        say(
+            f"{counts['open_rentals']} machine(s) go on to their own hard end; nobody recovers them or brings "
+            "results home meanwhile. The next verb starts the controller again."
+        )
+    return exits.OK
+
+
+COMMANDS = {"controller": Command(_add, run)}

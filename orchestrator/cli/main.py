@@ -1,0 +1,118 @@
+"""The entry point: find the verb, run it, and turn whatever happens into an exit code and a sentence.
+
+Rules: nothing heavy is imported before a verb asks for it. No traceback ever reaches the user: a bug leaves a crash
+report without secrets, and one line that names it. Ctrl-C ends only this command: the job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from orchestrator.cli import commands, exits
+from orchestrator.cli.exits import CliError
+
+#: These neither read the books nor need a controller, or are about the controller itself.
+_NO_WAKE = frozenset({"completion", "controller", "schema", "init"})
+
+
+def usage() -> str:
+    """The text of `gpujob --help`."""
+    lines = [
+        "usage: gpujob VERB [OPTIONS]",
+        "",
+        "Runs a job on rented GPUs from one YAML file, and gives the machines back.",
+        "",
+        *(f"  {verb:<11} {help}" for verb, (help, _) in commands.VERBS.items()),
+        "",
+        "`gpujob VERB --help` lists a verb's options. JOB is NAME, NAME.2 (a run) or NAME@3 (an attempt).",
+        "Options of every verb: --help, --no-color; -o json on every verb that prints. `gpujob --version`.",
+        "Exit codes: " + " · ".join(f"{code} {text}" for code, text in exits.MEANINGS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def version() -> str:
+    """The installed version; read only when asked, since package metadata is slow to search."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gpujob")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Run the verb in `argv` and return its exit code; raises what the verb raises."""
+    words = list(argv)
+    while words and words[0] == "--no-color":
+        words.pop(0)
+        _forbid_colour()
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return exits.OK if words else exits.USAGE
+    if words[0] in ("-V", "--version"):
+        print(f"gpujob {version()}")
+        return exits.OK
+    verb, rest = words[0], words[1:]
+    if verb.startswith("-"):
+        raise CliError(f"unknown option {verb}", next="see `gpujob --help`")
+    if verb not in commands.VERBS:
+        raise commands.unknown_verb(verb)
+    parser, command = commands.parser_of(verb)
+    args = parser.parse_args(rest) if command.rest else parser.parse_intermixed_args(rest)
+    args.verb = verb
+    if args.no_color:
+        _forbid_colour()
+    if verb not in _NO_WAKE:
+        _wake()
+    return command.run(args)
+
+
+def _forbid_colour() -> None:
+    from orchestrator.cli.output import forbid_colour
+
+    forbid_colour()
+
+
+def _wake() -> None:
+    """Restart a dead controller while anything is open: nothing may bill because nobody looked."""
+    from orchestrator.home import Home
+
+    home = Home.from_env()
+    if home.database.exists():
+        from orchestrator.cli.client import wake
+
+        wake(home)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `gpujob`; returns the exit code and never raises, except SystemExit(0) from argparse's --help."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # argparse's --help
+        return stop.code if isinstance(stop.code, int) else exits.OK
+    except KeyboardInterrupt:
+        print("\ngpujob: interrupted; a job that was applied goes on (`gpujob ps`)", file=sys.stderr)
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # Whatever is still buffered has no reader: keep the interpreter's own flush from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.CLOSED_PIPE
+    except CliError as error:
+        print("\n".join(error.lines()), file=sys.stderr)
+        return error.code
+    except Exception as error:
+        from orchestrator.cli.trouble import explain
+
+        lines, code = explain(error, words[0] if words else "")
+        print("\n".join(lines), file=sys.stderr)
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

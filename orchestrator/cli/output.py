@@ -1,0 +1,188 @@
+"""What verbs print: tables of at most 100 columns, colours, times, ages and money; standard library only.
+
+Rules: tables show local time with its offset, JSON shows UTC with Z; money is a decimal with its currency, and play
+money says so. Colour only on a terminal, never with NO_COLOR or --no-color.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import IO, Any
+
+WIDTH = 100  # a table wraps in a split terminal or a bug report beyond it
+MIN_COLUMN = 6  # a column that is cut below this says nothing any more
+
+_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "bold": "1", "dim": "2"}
+_STATE_COLOURS = {
+    "DONE": "green",
+    "RUNNING": "green",
+    "FAILED": "red",
+    "CANCELLED": "yellow",
+    "RECOVERING": "yellow",
+    "RELEASING": "cyan",
+    "FINALIZING": "cyan",
+    "SETUP": "blue",
+    "PROVISIONING": "blue",
+}
+
+_no_color = False
+
+
+def forbid_colour() -> None:
+    """`--no-color` was given."""
+    global _no_color
+    _no_color = True
+
+
+def colourful(stream: IO[str]) -> bool:
+    """True when `stream` may be sent colours."""
+    if _no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def paint(text: str, colour: str, stream: IO[str] | None = None) -> str:
+    """`text` in `colour` where `stream` (stdout) may be coloured."""
+    if colour not in _CODES or not colourful(stream or sys.stdout):
+        return text
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def paint_state(text: str, state: str = "") -> str:
+    """A cell that holds a state, in the state's colour; `text` may be padded."""
+    return paint(text, _STATE_COLOURS.get(state or text.strip(), ""))
+
+
+def width_of(text: str) -> int:
+    """Columns that `text` takes on a terminal: wide characters take two."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most `width` columns, an ellipsis where something was cut."""
+    text = " ".join(text.split()) if "\n" in text else text
+    if width_of(text) <= width:
+        return text
+    while text and width_of(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    shrink: Sequence[str] = (),
+    right: Sequence[str] = (),
+    state: str = "STATUS",
+    width: int = WIDTH,
+) -> str:
+    """Rows under headers within `width` columns.
+
+    Columns named in `shrink` give way first (the widest of them first), then any other; `right` are set flush right;
+    the column `state` is coloured.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    sizes = [max([width_of(head), *(width_of(row[i]) for row in cells)]) for i, head in enumerate(headers)]
+    _fit(sizes, [i for i, head in enumerate(headers) if head in shrink], width)
+    lines = [_line(headers, headers, sizes, right, "").rstrip()]
+    lines += [_line(headers, row, sizes, right, state).rstrip() for row in cells]
+    return "\n".join(lines)
+
+
+def _fit(sizes: list[int], shrink: list[int], width: int) -> None:
+    """Shorten `sizes` in place until they fit, with two spaces between columns."""
+    for group in (shrink, list(range(len(sizes)))):
+        while sum(sizes) + 2 * (len(sizes) - 1) > width:
+            widest = max(group, key=lambda i: sizes[i], default=None)
+            if widest is None or sizes[widest] <= MIN_COLUMN:
+                break
+            sizes[widest] -= 1
+
+
+def _line(headers: Sequence[str], row: Sequence[str], sizes: list[int], right: Sequence[str], state: str) -> str:
+    parts = []
+    for head, cell, size in zip(headers, row, sizes, strict=True):
+        text = cut(cell, size)
+        space = " " * (size - width_of(text))
+        shown = paint_state(text) if head == state else text
+        parts.append(space + shown if head in right else shown + space)
+    return "  ".join(parts)
+
+
+def local_time(at: float | None) -> str:
+    """UTC epoch seconds as local time with offset: `2026-11-30 18:04:05+08:00`; `-` for None."""
+    if at is None:
+        return "-"
+    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def clock_time(at: float) -> str:
+    """Local time of day: `18:04:05`."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def utc_z(at: float | None) -> str | None:
+    """UTC epoch seconds as ISO 8601 with Z, for JSON."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float | None) -> str:
+    """A length of time in two units at most: `45s`, `3m20s`, `2h05m`, `4d03h`; `-` for None."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def size(count: int) -> str:
+    """Bytes for people, decimal units: `512 B`, `1.5 MB`, `20 GB`."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def money(amount: Decimal | None, currency: str = "USD", play: bool = False) -> str:
+    """`1.20 USD`, four decimals below a cent; `1.20 (play)` for money that is not real; `-` for None."""
+    if amount is None:
+        return "-"
+    step = Decimal("0.0001") if 0 < abs(amount) < Decimal("0.01") else Decimal("0.01")
+    return f"{amount.quantize(step):f} {'(play)' if play else currency}"
+
+
+def money_json(amount: Decimal | None, currency: str = "USD", play: bool = False) -> dict[str, Any] | None:
+    """Money in JSON: a decimal string, its currency, and whether it is play money."""
+    if amount is None:
+        return None
+    return {"amount": f"{amount:f}", "currency": currency, "play": play}
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def say(text: str = "") -> None:
+    """A line of progress or advice, on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,145 @@
+"""`ps`: one line a job, newest first.
+
+Rules: it is run in loops and prompts, so it reads the books by a constant number of queries and imports neither the
+spec's model nor a terminal library. Jobs that are over are shown with `-a`, and for a while after their end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from decimal import Decimal
+from typing import Any
+
+from orchestrator.cli import exits
+from orchestrator.cli.commands import Command, add_output
+from orchestrator.cli.output import colourful, money, money_json, print_json, span, table, utc_z
+from orchestrator.cli.reading import picture_of_summary, reader
+from orchestrator.home import Home
+from orchestrator.store.listing import Summary
+from orchestrator.words import Words, words_of
+
+HEADERS = ("NAME", "STATUS", "REASON", "GPU", "PROVIDER", "SPOT", "ATTEMPT", "AGE", "LEFT", "COST")
+RECENT_S = 24 * 3600.0  # an ended job is still what one asks about the next morning
+WATCH_S = 2.0
+MAX_JOBS = 100_000
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-a", "--all", action="store_true", help="also jobs that ended more than a day ago")
+    parser.add_argument("-w", "--watch", action="store_true", help="again every 2 s, until Ctrl-C")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list once, or until Ctrl-C."""
+    home = Home.from_env()
+    while True:
+        now = time.time()
+        lines = _lines(home, args.all, now)
+        if args.watch and colourful(sys.stdout):
+            sys.stdout.write("\x1b[H\x1b[2J")
+        if args.output == "json":
+            print_json([as_json(line, words, now) for line, words in lines])
+        else:
+            _print(lines, args.all, now)
+        if not args.watch:
+            return exits.OK
+        sys.stdout.flush()
+        try:
+            time.sleep(WATCH_S)
+        except KeyboardInterrupt:  # the way out of a watch, no interruption of anything
+            return exits.OK
+
+
+def _lines(home: Home, everything: bool, now: float) -> list[tuple[Summary, Words]]:
+    if not home.database.exists():
+        return []
+    with reader(home) as store:
+        lines = store.summaries(live_only=False, limit=MAX_JOBS, now=now)
+    shown = [line for line in lines if everything or line.terminal_at is None or now - line.terminal_at < RECENT_S]
+    return [(line, words_of(picture_of_summary(line), now)) for line in shown]
+
+
+def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> None:
+    if not lines:
+        print("no jobs" if everything else "no jobs; `gpujob ps -a` lists older ones, `gpujob init` writes a spec")
+        return
+    rows = [row(line, words, now) for line, words in lines]
+    print(table(HEADERS, rows, shrink=("NAME", "REASON", "GPU", "PROVIDER"), right=("AGE", "LEFT", "COST")))
+    over = [(line, words) for line, words in lines if line.terminal_at is None and line.outcome is not None]
+    for line, words in over:
+        if line.open_rentals:
+            rate = money(line.hourly, line.currency, line.play)
+            print(f"{line.name} is {line.outcome}, but {line.rental} still bills {rate}/h: {words.next}")
+
+
+def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
+    """The cells of one job."""
+    gpu = f"{line.gpu}:{line.gpu_count}" if line.gpu_count > 1 else line.gpu
+    if line.stand_in and gpu:
+        gpu += " (stand-in)"
+    where = f"{line.provider}/{line.region}" if line.region else line.provider
+    ended = line.terminal_at
+    left = (
+        line.end - now
+        if line.end is not None and ended is None and line.outcome is None and line.open_rentals
+        else None
+    )
+    return (
+        line.name if line.run == 1 else f"{line.name}.{line.run}",
+        words.state,
+        words.reason or "-",
+        gpu or "-",
+        where or "-",
+        "-" if not line.rental else "spot" if line.spot else "no",
+        words.attempt_text,
+        span(now - line.created_at),
+        span(left),
+        _cost(line),
+    )
+
+
+def _cost(line: Summary) -> str:
+    if not line.spent:
+        return money(Decimal(0), line.currency, line.play) if line.rental else "-"
+    return " + ".join(money(amount, currency, line.play) for currency, amount in line.spent.items())
+
+
+def as_json(line: Summary, words: Words, now: float) -> dict[str, Any]:
+    """One job as documented in the reference of the JSON output."""
+    return {
+        "id": line.id,
+        "name": line.name,
+        "run": line.run,
+        "state": str(words.state),
+        "reason": words.reason or None,
+        "detail": words.detail,
+        "next": words.next,
+        "next_at": utc_z(words.next_at),
+        "outcome": line.outcome,
+        "exit_code": line.exit_code,
+        "attempt": words.attempt,
+        "attempts_max": words.attempts_max,
+        "gpu": line.gpu or None,
+        "gpu_count": line.gpu_count,
+        "stand_in": line.stand_in,
+        "provider": line.provider or None,
+        "region": line.region or None,
+        "spot": line.spot,
+        "rental": line.rental or None,
+        "open_rentals": line.open_rentals,
+        "hourly": money_json(line.hourly, line.currency, line.play),
+        "created_at": utc_z(line.created_at),
+        "end": utc_z(line.end),
+        "terminal_at": utc_z(line.terminal_at),
+        "step": line.step,
+        "total": line.total,
+        "spent": [money_json(amount, currency, line.play) for currency, amount in line.spent.items()],
+        "reserved": [money_json(amount, currency, line.play) for currency, amount in line.reserved.items()],
+        "age_s": round(now - line.created_at, 3),
+    }
+
+
+COMMANDS = {"ps": Command(_add, run)}

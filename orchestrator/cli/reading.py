@@ -1,0 +1,172 @@
+"""What verbs read from the books: one job with all its rows, or the lines of all jobs. Never a write.
+
+Rules: a missing database is no error for a list, and a clear one for a job. Everything of one view comes from one
+open reader, and is gone when the command ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from orchestrator.cli import exits
+from orchestrator.cli.exits import CliError
+from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Outcome, Reason, Rental, RentalPhase, Task
+from orchestrator.words import Picture, Words, picture_of, words_of
+
+if TYPE_CHECKING:
+    from orchestrator.home import Home
+    from orchestrator.store import Store
+    from orchestrator.store.listing import Summary
+    from orchestrator.store.rows import Bill, Entry, JobRef, Progress
+
+JOURNAL_LINES = 200  # what `describe` may show; the rest is in the books
+
+
+@dataclass(frozen=True)
+class View:
+    """One job with its rows at one moment. Sequences are oldest first."""
+
+    job: Job
+    ref: JobRef
+    tasks: tuple[Task, ...]
+    attempts: tuple[Attempt, ...]
+    rentals: tuple[Rental, ...]
+    runs: tuple[Assignment, ...]
+    checkpoints: tuple[CheckpointRow, ...]
+    bills: tuple[Bill, ...]
+    progress: tuple[Progress, ...]
+    journal: tuple[Entry, ...]
+    now: float
+
+    @cached_property
+    def current(self) -> Assignment | None:
+        """The newest run, or that of the attempt which was named (`NAME@3`)."""
+        runs = sorted(self.runs, key=lambda run: (run.committed_at, run.n))
+        if self.ref.attempt is not None:
+            rentals = {rental.id for rental in self.rentals if rental.attempt == self.ref.attempt}
+            runs = [run for run in runs if run.rental in rentals]
+        return runs[-1] if runs else None
+
+    @cached_property
+    def current_progress(self) -> Progress | None:
+        """What was last seen of the newest run."""
+        run = self.current
+        found = [p for p in self.progress if run is not None and (p.task, p.n) == (run.task, run.n)]
+        return found[-1] if found else None
+
+    @cached_property
+    def words(self) -> Words:
+        """State, reason and what happens next."""
+        stage = self.current_progress.phase if self.current_progress else ""
+        return words_of(picture_of(self.job, self.rentals, self.runs, stage), self.now)
+
+    @property
+    def play(self) -> bool:
+        """Whether the job's money is not real."""
+        return any(bill.play for bill in self.bills) or any(is_play(rental) for rental in self.rentals)
+
+    @property
+    def spent(self) -> Decimal:
+        """What was paid so far, in the job's currency where all bills are in it."""
+        return sum((bill.amount for bill in self.bills), Decimal(0))
+
+    @property
+    def open_rentals(self) -> list[Rental]:
+        """Everything that may still bill."""
+        return [rental for rental in self.rentals if rental.open]
+
+    @property
+    def hard_end(self) -> float | None:
+        """When the ttl ends the job; None before its first machine."""
+        from jobspecs.units import parse_duration
+
+        if self.job.first_rental_at is None:
+            return None
+        ttl = parse_duration(str(self.job.spec.get("ttl", "12h"))).seconds
+        return self.job.first_rental_at + ttl + self.job.ttl_extra_s
+
+
+def is_play(rental: Rental) -> bool:
+    """Money of `local` is not real. Its adapter says so by `caps.play`; here the name is enough and costs no import."""
+    return rental.offer.provider == "local"
+
+
+@contextmanager
+def reader(home: Home) -> Iterator[Store]:
+    """An open reader of the books."""
+    from orchestrator.store import Store
+
+    store = Store.open_reader(home)
+    with store:
+        yield store
+
+
+def open_view(home: Home, ref: str) -> View:
+    """The job that `ref` means. Raises CliError when there are no books, and NoSuchJob with the nearest names."""
+    if not home.database.exists():
+        raise CliError(f"there is no job {ref!r}: no job was ever applied here", where=str(home.state))
+    with reader(home) as store:
+        found = store.find(ref)
+        return view_of(store, found)
+
+
+def view_of(store: Store, found: JobRef) -> View:
+    """All rows of one job."""
+    job = found.job
+    return View(
+        job=store.job(job),
+        ref=found,
+        tasks=store.tasks(job),
+        attempts=store.attempts(job),
+        rentals=store.rentals(job),
+        runs=store.assignments(job),
+        checkpoints=store.checkpoints(job),
+        bills=store.ledger(job),
+        progress=store.progress(job),
+        journal=store.journal(job, limit=JOURNAL_LINES),
+        now=time.time(),
+    )
+
+
+def picture_of_summary(line: Summary) -> Picture:
+    """The picture of one line of `ps`."""
+    return Picture(
+        name=line.name,
+        outcome=Outcome(line.outcome) if line.outcome else None,
+        reason=Reason(line.reason) if line.reason else None,
+        detail=line.detail,
+        cancel_at=line.cancel_at,
+        wait_since=line.wait_since,
+        held_until=line.held_until,
+        terminal_at=line.terminal_at,
+        attempts=line.attempts,
+        rental=line.rental,
+        provider=line.provider,
+        phase=RentalPhase(line.phase) if line.phase else None,
+        ready=line.ready_at is not None,
+        rental_reason=Reason(line.rental_reason) if line.rental_reason else None,
+        end=line.end,
+        recovering=line.attempts > 1,
+        run_ordered=line.ordered_at is not None,
+        run_ended=line.exited,
+        stage=line.progress_phase,
+    )
+
+
+def exit_code_of(job: Job) -> int:
+    """The exit code that a job's outcome means."""
+    if job.outcome is Outcome.DONE:
+        return exits.OK
+    if job.reason is Reason.NO_CAPACITY:
+        return exits.NO_CAPACITY
+    if job.reason in (Reason.PROVIDER, Reason.QUOTA):
+        return exits.PROVIDER
+    if job.outcome is Outcome.CANCELLED or job.reason in (Reason.TTL, Reason.BUDGET, Reason.CANCELLED):
+        return exits.ENDED
+    return exits.JOB_FAILED

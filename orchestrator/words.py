@@ -1,0 +1,228 @@
+"""What people read about a job: one of ten states, a reason of the closed list, `attempt n/N`, and what happens next.
+
+Rules: pure; derived from stored rows at a given time, never stored and never resumed from. A terminal word (DONE,
+FAILED, CANCELLED) appears only once nothing bills; before that the state is RELEASING, with the outcome as its
+reason.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.model import Assignment, Job, Outcome, Reason, Rental, RentalPhase
+from orchestrator.transitions import DISRUPTIONS
+
+
+class State(enum.StrEnum):
+    """The ten words."""
+
+    PENDING = "PENDING"
+    PROVISIONING = "PROVISIONING"
+    SETUP = "SETUP"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    FINALIZING = "FINALIZING"
+    RELEASING = "RELEASING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+TERMINAL = frozenset({State.DONE, State.FAILED, State.CANCELLED})
+_OUTCOME_STATE = {
+    Outcome.DONE: State.DONE,
+    Outcome.FAILED: State.FAILED,
+    Outcome.CANCELLED: State.CANCELLED,
+}
+_STAGE_WORDS = {"setup": "setup", "smoke": "the smoke test"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the words are made of: a job with its newest machine and its newest run. Times are UTC epoch seconds."""
+
+    name: str
+    outcome: Outcome | None = None
+    reason: Reason | None = None
+    detail: str = ""
+    cancel_at: float | None = None
+    cancel_now: bool = False
+    wait_since: float | None = None
+    held_until: float | None = None
+    terminal_at: float | None = None
+    attempts: int = 0
+    granted: int = 0  # relaunches after failures that the spec allows
+    lost: int = 0  # attempts that ended without being the job's own failure
+    rental: str = ""  # the newest machine; empty when none was asked for yet
+    provider: str = ""
+    phase: RentalPhase | None = None
+    ambiguous: bool = False  # nobody knows whether it was made
+    ready: bool = False
+    quiesced: bool = False
+    rental_reason: Reason | None = None
+    rental_detail: str = ""
+    interrupted_at: float | None = None
+    end: float | None = None
+    end_reason: Reason | None = None
+    recovering: bool = False  # an earlier machine really worked on this job
+    run_ordered: bool = False  # the newest run belongs to the newest machine and was ordered
+    run_ended: bool = False
+    resume_name: str = ""
+    stage: str = ""  # setup, smoke, run, or empty when it was not seen yet
+
+
+@dataclass(frozen=True)
+class Words:
+    """One job as a person sees it. Times are UTC epoch seconds."""
+
+    state: State
+    reason: str = ""  # of the closed list, or empty
+    detail: str = ""  # one sentence: the decisive line, or what is going on
+    next: str = ""  # what happens next
+    next_at: float | None = None  # and when, where that is known
+    attempt: int = 0
+    attempts_max: int = 0
+
+    @property
+    def attempt_text(self) -> str:
+        """`2/2`; `-` before the first."""
+        return f"{self.attempt}/{self.attempts_max}" if self.attempt else "-"
+
+
+def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], stage: str) -> Picture:
+    """The picture of one job from its rows: its rentals, oldest first, its runs, and the newest run's stage as seen."""
+    rental = rentals[-1] if rentals else None
+    run = max(runs, key=lambda each: (each.committed_at, each.n), default=None)
+    if run is not None and (rental is None or run.rental != rental.id):
+        run = None
+    retry = job.spec.get("retry")
+    return Picture(
+        name=job.name,
+        outcome=job.outcome,
+        reason=job.reason,
+        detail=job.detail,
+        cancel_at=job.cancel_at,
+        cancel_now=job.cancel_now,
+        wait_since=job.wait_since,
+        held_until=job.held_until,
+        terminal_at=job.terminal_at,
+        attempts=max((each.attempt for each in rentals), default=0),
+        granted=int(retry.get("max", 0)) if isinstance(retry, dict) else 0,
+        lost=sum(not_counted(each) for each in rentals),
+        rental=rental.id if rental else "",
+        provider=rental.offer.provider if rental else "",
+        phase=rental.phase if rental else None,
+        ambiguous=bool(rental and rental.create_outcome == "ambiguous"),
+        ready=bool(rental and rental.ready_at is not None),
+        quiesced=bool(rental and rental.quiesced_at is not None),
+        rental_reason=rental.reason if rental else None,
+        rental_detail=rental.detail if rental else "",
+        interrupted_at=rental.interrupted_at if rental else None,
+        end=rental.end if rental else None,
+        end_reason=rental.end_reason if rental else None,
+        recovering=any(each.ready_at is not None for each in rentals[:-1]),
+        run_ordered=run is not None and run.ordered_at is not None,
+        run_ended=run is not None and run.exit is not None,
+        resume_name=run.resume_name if run is not None else "",
+        stage=stage,
+    )
+
+
+def not_counted(rental: Rental) -> bool:
+    """Whether its attempt ended by no fault of the job: lost, or never made. Such an attempt adds one to N."""
+    if rental.reason in DISRUPTIONS or rental.interrupted_at is not None:
+        return True
+    return rental.phase is RentalPhase.GONE and rental.provider_id is None
+
+
+def words_of(picture: Picture, now: float) -> Words:
+    """The words of one job at `now`."""
+    state, reason, detail, next, at = _say(picture, now)
+    return Words(
+        state=state,
+        reason=reason,
+        detail=detail,
+        next=next,
+        next_at=at,
+        attempt=picture.attempts,
+        attempts_max=max(picture.attempts, 1 + picture.granted + picture.lost),
+    )
+
+
+_Said = tuple[State, str, str, str, float | None]
+
+
+def _say(p: Picture, now: float) -> _Said:
+    if p.terminal_at is not None:
+        return _ended(p)
+    if p.outcome is not None:
+        return _releasing(p, now)
+    if p.cancel_at is not None:
+        how = "stopped at once" if p.cancel_now else "told to save, then stopped"
+        return State.FINALIZING, "cancelled", "a cancel was received", f"the job is {how}; then the release", None
+    if p.phase in (None, RentalPhase.RELEASING, RentalPhase.GONE):
+        return _without_machine(p)
+    if not p.ready:
+        return _starting(p)
+    return _working(p)
+
+
+def _ended(p: Picture) -> _Said:
+    outcome = p.outcome or Outcome.CANCELLED
+    reason = str(p.reason or outcome)
+    next = "nothing is billing"
+    if outcome is Outcome.DONE:
+        next += "; `gpujob apply --again` runs it anew"
+    else:
+        next += f"; `gpujob resume {p.name}` goes on from the newest checkpoint"
+    return _OUTCOME_STATE[outcome], reason, p.detail, next, None
+
+
+def _releasing(p: Picture, now: float) -> _Said:
+    reason = str(p.reason or p.outcome)
+    if p.held_until is not None and p.held_until > now:
+        next = f"held for `gpujob ssh {p.name}`; then released"
+        return State.RELEASING, reason, p.detail, next, p.held_until
+    if p.phase in (None, RentalPhase.GONE):
+        return State.RELEASING, reason, p.detail, "the books are closed", None
+    if p.phase is RentalPhase.RELEASING:
+        return State.RELEASING, reason, p.detail, f"{p.rental} must be seen gone", None
+    return State.FINALIZING, reason, p.detail, "results are brought home; then the release", None
+
+
+def _without_machine(p: Picture) -> _Said:
+    waiting = p.wait_since is not None
+    next = "asks for offers again and again" if waiting else "the cheapest machine is rented"
+    worked = p.recovering or p.ready
+    if not worked:
+        if waiting:
+            return State.PENDING, "no-capacity", p.rental_detail or "no machine is free", next, None
+        return State.PENDING, "", p.rental_detail, next, None
+    if p.phase is RentalPhase.RELEASING and not p.quiesced:
+        next = f"a new machine, once {p.rental} is proved dead"
+    return State.RECOVERING, str(p.rental_reason or ""), p.rental_detail, next, None
+
+
+def _starting(p: Picture) -> _Said:
+    state = State.RECOVERING if p.recovering else State.PROVISIONING
+    if p.phase is RentalPhase.INTENT:
+        detail = "nobody knows yet whether it was made" if p.ambiguous else ""
+        return state, "", detail, f"{p.provider} makes {p.rental}", None
+    return state, "", "", f"{p.rental} boots; then code and data are brought", None
+
+
+def _working(p: Picture) -> _Said:
+    if p.run_ended:
+        return State.FINALIZING, "", "the program has ended", "results are brought home; then the release", None
+    if p.interrupted_at is not None:
+        return State.RECOVERING, "interrupted", "the provider takes the machine", "saving; then a new machine", None
+    if not p.run_ordered:
+        then = f"run goes on from {p.resume_name}" if p.resume_name else "setup and run"
+        return State.SETUP, "", "code and data are on their way", f"then {then}", None
+    if p.stage != "run":
+        doing = _STAGE_WORDS.get(p.stage, "setup")
+        return State.SETUP, "", f"{doing} is running", "then run", None
+    why = "budget" if p.end_reason is Reason.BUDGET else "ttl"
+    return State.RUNNING, "", "", f"hard end by {why}", p.end
