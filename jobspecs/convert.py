@@ -15,6 +15,7 @@ from jobspecs.foreign import Draft, dstack, sbatch, skypilot
 from jobspecs.load import load_spec
 from jobspecs.names import MAX_NAME, cloud_name
 from jobspecs.problems import SpecErrors
+from jobspecs.source import decode, refuse
 
 Kind = Literal["auto", "skypilot", "dstack", "sbatch"]
 
@@ -58,7 +59,7 @@ def detect(text: str) -> Kind:
         return "dstack"
     if keys & {"resources", "file_mounts", "envs", "num_nodes"} or {"run", "setup"} & keys:
         return "skypilot"
-    raise doc.refuse("spec", 1, 1, "is no SkyPilot or dstack spec and no #SBATCH script")
+    raise refuse("spec", 1, 1, "is no SkyPilot or dstack spec and no #SBATCH script")
 
 
 def convert(text: str, kind: Kind = "auto", *, filename: str = "spec") -> str:
@@ -66,7 +67,7 @@ def convert(text: str, kind: Kind = "auto", *, filename: str = "spec") -> str:
 
     Raises SpecErrors when the text is not of that kind or has no command to run.
     """
-    text = doc.decode(text, filename)
+    text = decode(text, filename)
     if kind == "auto":
         kind = detect(text)
     if kind == "sbatch":
@@ -75,7 +76,7 @@ def convert(text: str, kind: Kind = "auto", *, filename: str = "spec") -> str:
         source = doc.plain(doc.read_document(text, filename, []))
         draft = dstack(source) if kind == "dstack" else skypilot(source)
     if not draft.keys.get("run"):
-        raise doc.refuse(filename, 1, 1, f"has no command to run, so it is no {kind} job")
+        raise refuse(filename, 1, 1, f"has no command to run, so it is no {kind} job")
     draft.keys.setdefault("gpu", "none")
     _clean_name(draft)
     return _loadable(draft, kind, filename)
@@ -98,7 +99,7 @@ def _loadable(draft: Draft, kind: str, filename: str) -> str:
                 _drop(draft, problem.key, problem.reason, errors)
         else:
             return text
-    raise doc.refuse(filename, 1, 1, "could not be converted")
+    raise refuse(filename, 1, 1, "could not be converted")
 
 
 def _drop(draft: Draft, path: str, reason: str, errors: SpecErrors) -> None:

@@ -9,7 +9,6 @@ aliases expanded. Tags are refused, aliases and merge keys are followed. Raises 
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,14 +17,11 @@ from typing import Any, TypeVar
 import yaml
 
 from jobspecs.problems import Problem, SpecErrors, shown
+from jobspecs.source import decode, refuse
 
-MAX_BYTES = 1 << 20  # a spec is written by hand; a larger file is something else
 MAX_DEPTH = 24  # the deepest key of the schema is at 6
 MAX_NODES = 20_000  # a sweep that lists some thousand legs, and far below what an alias bomb needs
-_UTF16_SHARE = 0.5  # comments may be in another script
 _NULLS = ("", "~", "null", "Null", "NULL")
-_FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-_INVISIBLE_INDENT = re.compile("^[ \t]*[\xa0\u2000-\u200b\u3000]", re.MULTILINE)
 
 
 @dataclass
@@ -61,11 +57,6 @@ class Mapping(Node):
 _Block = TypeVar("_Block", Sequence, Mapping)
 
 
-def refuse(file: str, line: int, column: int, reason: str, hint: str = "", key: str = "") -> SpecErrors:
-    """One problem as the exception to raise."""
-    return SpecErrors([Problem(file, line, column, key, reason, hint)])
-
-
 def plain(node: Node) -> Any:
     """The node as dicts, lists, text and None; scalars exactly as typed."""
     if isinstance(node, Mapping):
@@ -87,58 +78,12 @@ def from_plain(value: Any, file: str) -> Node:
     return Scalar(file, 0, 0, None if value is None else str(value), plain=False)
 
 
-def decode(data: bytes | str, file: str) -> str:
-    """The text of a file with LF line ends: UTF-8 or UTF-16, with or without a byte order mark."""
-    if len(data) > MAX_BYTES:
-        raise refuse(file, 1, 1, f"is larger than {MAX_BYTES // 1024} KiB, so it is no spec")
-    text = data if isinstance(data, str) else _decode_bytes(data, file)
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    bad = _FORBIDDEN.search(text)
-    if bad:
-        line, column = _position(text, bad.start())
-        what = "a NUL character: a binary file" if bad[0] == "\0" else f"the invisible character U+{ord(bad[0]):04X}"
-        raise refuse(file, line, column, f"contains {what}", "delete it, and save the file as UTF-8 text")
-    return text
-
-
-def _decode_bytes(data: bytes, file: str) -> str:
-    encoding = "utf-8"
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"
-    elif b"\0" in data:
-        # Without a mark, UTF-16 of mostly ASCII text has a zero in nearly every second byte.
-        zeros = [data[start:512:2].count(0) for start in (0, 1)]
-        if max(zeros) < _UTF16_SHARE * len(data[:512:2]) or min(zeros):
-            line, column = _position(data.decode("latin-1"), data.index(b"\0"))
-            raise refuse(file, line, column, "contains a NUL character: a binary file", "name a text file")
-        encoding = "utf-16-be" if zeros[0] else "utf-16-le"
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        if encoding in ("utf-16-be", "utf-16-le"):
-            raise refuse(file, 1, 1, "contains a NUL character: a binary file", "name a text file") from None
-        before = data[: error.start].decode(encoding, errors="replace")
-        line, column = _position(before, len(before))
-        hint = "save the file as UTF-8 text"
-        raise refuse(file, line, column, f"is not {encoding.upper()} text", hint) from None
-
-
-def _position(text: str, offset: int) -> tuple[int, int]:
-    start = text.rfind("\n", 0, offset) + 1
-    return text.count("\n", 0, offset) + 1, offset - start + 1
-
-
 def read_document(data: bytes | str, file: str, problems: list[Problem] | None = None) -> Mapping:
     """The one mapping of a YAML file. Raises SpecErrors when it is anything else.
 
     What can be read past (duplicate keys, tags, a second document) is added to `problems`, or raised without one.
     """
     text = decode(data, file)
-    bad = _INVISIBLE_INDENT.search(text)
-    if bad and not text[: bad.start()].rstrip().endswith(("|", ">", "|-", ">-")):
-        line, column = _position(text, bad.end() - 1)
-        reason = f"starts a line with the invisible space U+{ord(bad[0][-1]):04X}"
-        raise refuse(file, line, column, reason, "indent with ordinary spaces")
     composer = _Composer(text, file)
     root = composer.document()
     if isinstance(root, Mapping):

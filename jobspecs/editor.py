@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from jobspecs.schema import JobSpec
 from jobspecs.shapes import Shape, shape_of
+from jobspecs.units import Duration
 
 _TEXT = {"type": ["string", "number", "boolean"]}
 # Models that may also be written as something simpler than their mapping.
@@ -50,7 +53,11 @@ def _shapes(shape: Shape) -> list[Shape]:
 def _model(schema: dict[str, Any], shape: Shape) -> dict[str, Any]:
     """One model's schema, its blocks nullable and its parts in every spelling."""
     out: dict[str, Any] = _spellings(schema)
+    fields = {info.alias or name: info for name, info in shape.model.model_fields.items()} if shape.model else {}
     for key, part in out["properties"].items():
+        default = fields[key].get_default()
+        if part.pop("default", None) is not None:
+            part["default"] = str(default) if isinstance(default, Duration) else _as_typed(default)
         below = shape.child(key)
         if key == "env":
             part["anyOf"] = [{"type": "object", "additionalProperties": part.pop("additionalProperties")}]
@@ -64,6 +71,10 @@ def _model(schema: dict[str, Any], shape: Shape) -> dict[str, Any]:
         if {"type": "null"} not in part["anyOf"]:
             part["anyOf"].append({"type": "null"})
     return out
+
+
+def _as_typed(default: Any) -> Any:
+    return default.model_dump(mode="json", exclude_none=True) if isinstance(default, BaseModel) else default
 
 
 def _spellings(part: Any) -> Any:

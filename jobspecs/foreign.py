@@ -15,7 +15,6 @@ from typing import Any
 from jobspecs.problems import Refusal, looks_like_secret_name, looks_like_secret_value, shown
 from jobspecs.units import Duration, parse_size
 
-
 # The same provider under another tool's name.
 _PROVIDER_NAMES = {"vastai": "vast"}
 

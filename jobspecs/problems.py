@@ -90,7 +90,7 @@ class Problem:
         return replace(self, file=file, line=line, column=column)
 
 
-class SpecErrors(Exception):  # noqa: N818 - several errors, one exception
+class SpecErrors(Exception):
     """Every problem of a spec at once, in the order of the file; at least one."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

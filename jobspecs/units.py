@@ -185,7 +185,7 @@ def parse_money(text: str) -> Money:
     """`1.20 USD`, `USD 1.20`, `$1.20`, or a bare number, which is USD. More than zero."""
     text = text.strip()
     match = re.fullmatch(r"(?:(\$)|([A-Z]{3})\s+)?(\S*?)\s*(?:\b([A-Z]{3}))?", text, re.ASCII)
-    if not match or (match[1] or match[2]) and match[4] or not match[3]:
+    if not match or ((match[1] or match[2]) and match[4]) or not match[3]:
         raise Refusal(f"expected an amount of money, got {shown(text)}", "write it like 1.20 USD")
     if match[3][0] in "¥￥€£" or match[3][-1] in "¥￥€£":
         raise Refusal(f"{shown(text)} has a currency sign that names no currency", "write it like 8.50 CNY")
@@ -233,7 +233,7 @@ def parse_range(text: str, *, sizes: bool = False) -> Range:
     elif ".." in text:
         low, _, high = text.partition("..")
     example = "16GB.., 16GB+ or 16GB..32GB" if sizes else "4.., 4+ or 4..8"
-    if not low and not high or text.startswith((">", "<")) and not text.startswith((">=", "<=")):
+    if (not low and not high) or (text.startswith((">", "<")) and not text.startswith((">=", "<="))):
         raise Refusal(f"expected an amount or a range, got {shown(text)}", f"write it like {example}")
     if sizes and high and re.fullmatch(r"[0-9.]+", low):
         low += high.lstrip("0123456789.")
