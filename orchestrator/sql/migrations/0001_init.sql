@@ -57,6 +57,7 @@ CREATE TABLE rentals (
     id              TEXT PRIMARY KEY,
     job             TEXT NOT NULL REFERENCES jobs (id),
     attempt         INTEGER NOT NULL,
+    worker          INTEGER NOT NULL DEFAULT 0,
     provider        TEXT NOT NULL,
     account         TEXT NOT NULL,
     region          TEXT NOT NULL,
@@ -66,6 +67,7 @@ CREATE TABLE rentals (
     wanted_end      REAL NOT NULL,
     end_reason      TEXT NOT NULL,
     reserve         TEXT NOT NULL,
+    wanted_reserve  TEXT,                   -- takes effect once every timer has confirmed wanted_end
     nonce           TEXT NOT NULL,
     epoch           INTEGER NOT NULL,
     created_at      REAL NOT NULL,
@@ -86,10 +88,12 @@ CREATE TABLE rentals (
     tombstone_until REAL,
     FOREIGN KEY (job, attempt) REFERENCES attempts (job, n)
 ) STRICT;
--- OneOpenRental: a job's attempt has one machine that may still run its code (later: one a worker).
-CREATE UNIQUE INDEX one_running_rental ON rentals (job, attempt) WHERE quiesced_at IS NULL AND phase <> 'gone';
+-- OneOpenRental: each worker of a job has one machine that may still run its code. A plain job is worker 0;
+-- the attempt would not do as the key, since every new rental opens a new attempt.
+CREATE UNIQUE INDEX one_running_rental ON rentals (job, worker) WHERE quiesced_at IS NULL AND phase <> 'gone';
 CREATE INDEX rentals_open ON rentals (phase) WHERE phase <> 'gone';
-CREATE INDEX rentals_job ON rentals (job);
+CREATE INDEX rentals_job ON rentals (job, attempt);
+CREATE INDEX rentals_tombstones ON rentals (tombstone_until) WHERE tombstone_until IS NOT NULL;
 
 CREATE TABLE assignments (
     job          TEXT NOT NULL,
@@ -161,6 +165,7 @@ CREATE TABLE journal (
     data   TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 CREATE INDEX journal_job ON journal (job, id);
+CREATE INDEX journal_alarms ON journal (kind, job, rental, at) WHERE kind LIKE 'alarm:%';
 
 -- Progress as last read from the log, one row a run: cheap to rewrite, lost without harm.
 CREATE TABLE progress (

@@ -1,0 +1,109 @@
+-- Jobs, their tasks and attempts.
+
+-- name: add_job
+INSERT INTO jobs (id, name, run, spec, spec_hash, snapshot, base_dir, created_at, owner, price_cap, currency,
+                  data_manifests, resumed_from)
+VALUES (:id, :name, :run, :spec, :spec_hash, :snapshot, :base_dir, :created_at, :owner, :price_cap, :currency,
+        :data_manifests, :resumed_from);
+
+-- name: add_task
+INSERT INTO tasks (job, id, params) VALUES (:job, :id, :params);
+
+-- name: job
+SELECT * FROM jobs WHERE id = :id;
+
+-- name: live_job_of_name
+SELECT id FROM jobs WHERE name = :name AND terminal_at IS NULL;
+
+-- name: next_run
+SELECT coalesce(max(run), 0) + 1 AS run FROM jobs WHERE name = :name;
+
+-- name: jobs
+SELECT * FROM jobs WHERE NOT :live_only OR terminal_at IS NULL ORDER BY created_at DESC, id LIMIT :limit;
+
+-- name: active_jobs
+SELECT * FROM jobs WHERE terminal_at IS NULL ORDER BY created_at, id;
+
+-- name: job_names
+SELECT DISTINCT name FROM jobs ORDER BY name;
+
+-- name: newest_run
+SELECT id, name, run FROM jobs WHERE name = :name ORDER BY run DESC LIMIT 1;
+
+-- name: run_of_name
+SELECT id, name, run FROM jobs WHERE name = :name AND run = :run;
+
+-- name: runs_of_name
+SELECT run FROM jobs WHERE name = :name ORDER BY run;
+
+-- name: job_by_id
+SELECT id, name, run FROM jobs WHERE id = :id;
+
+-- name: tasks
+SELECT * FROM tasks WHERE job = :job ORDER BY id;
+
+-- name: attempts
+SELECT * FROM attempts WHERE job = :job ORDER BY n;
+
+-- name: open_attempt
+INSERT INTO attempts (job, n, opened_at)
+SELECT :job, coalesce(max(n), 0) + 1, :now FROM attempts WHERE job = :job
+RETURNING n;
+
+-- name: note_first_rental
+UPDATE jobs SET first_rental_at = coalesce(first_rental_at, :now), wait_since = NULL WHERE id = :job;
+
+-- name: set_outcome
+UPDATE jobs SET outcome = :outcome, reason = :reason, detail = :detail, exit_code = :exit_code, outcome_at = :now
+WHERE id = :job AND outcome IS NULL;
+
+-- name: set_task_outcomes
+UPDATE tasks SET outcome = :outcome WHERE job = :job AND outcome IS NULL;
+
+-- name: hold_job
+UPDATE jobs SET held_until = :until WHERE id = :job AND held_until IS NULL;
+
+-- name: end_hold
+UPDATE jobs SET held_until = :now WHERE id = :job AND held_until > :now;
+
+-- name: finish_job
+UPDATE jobs SET terminal_at = :now WHERE id = :job AND terminal_at IS NULL;
+
+-- name: wait_for_capacity
+UPDATE jobs SET wait_since = :now WHERE id = :job AND wait_since IS NULL;
+
+-- name: stop_waiting
+UPDATE jobs SET wait_since = NULL WHERE id = :job AND wait_since IS NOT NULL;
+
+-- name: cancel_job
+UPDATE jobs SET cancel_at = coalesce(cancel_at, :now), cancel_now = max(cancel_now, :at_once)
+WHERE id = :job AND terminal_at IS NULL;
+
+-- name: extend_job
+UPDATE jobs SET ttl_extra_s = ttl_extra_s + :extra_s WHERE id = :job AND terminal_at IS NULL;
+
+-- name: edit_spec
+UPDATE jobs SET spec = :spec, spec_hash = :spec_hash, price_cap = :price_cap WHERE id = :job AND terminal_at IS NULL;
+
+-- name: set_results_dir
+UPDATE jobs SET results_dir = :folder WHERE id = :job;
+
+-- name: unfinished_rentals
+SELECT id FROM rentals WHERE job = :job AND phase <> 'gone' ORDER BY id;
+
+-- What `gpujob ps` shows: a job with its newest rental, its newest run and its newest progress.
+-- name: summaries
+SELECT j.id, j.name, j.run, j.outcome, j.reason, j.detail, j.exit_code, j.created_at, j.cancel_at, j.wait_since,
+       j.held_until, j.terminal_at, j.currency AS job_currency,
+       (SELECT count(*) FROM attempts a WHERE a.job = j.id) AS attempts,
+       r.id AS rental, r.provider, r.region, r.phase, r."end", r.ready_at, r.reason AS rental_reason, r.offer,
+       s.task, s.n, s.ordered_at, s."exit",
+       p.at AS progress_at, p.step, p.total, p.phase AS progress_phase
+FROM jobs j
+LEFT JOIN rentals r ON r.id = (SELECT id FROM rentals WHERE job = j.id ORDER BY attempt DESC LIMIT 1)
+LEFT JOIN assignments s ON s.job = j.id
+     AND (s.task, s.n) = (SELECT task, n FROM assignments WHERE job = j.id ORDER BY n DESC, task LIMIT 1)
+LEFT JOIN progress p ON p.job = j.id
+     AND (p.task, p.n) = (SELECT task, n FROM progress WHERE job = j.id ORDER BY at DESC LIMIT 1)
+WHERE NOT :live_only OR j.terminal_at IS NULL
+ORDER BY j.created_at DESC, j.id LIMIT :limit;

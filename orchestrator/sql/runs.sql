@@ -1,0 +1,59 @@
+-- Assignments (one run of a task on a rental), their checkpoints and their progress.
+
+-- name: assignment
+SELECT * FROM assignments WHERE job = :job AND task = :task AND n = :n;
+
+-- name: assignments
+SELECT * FROM assignments WHERE job = :job ORDER BY task, n;
+
+-- An earlier run of the task whose code may still be running: no agent's word, and its rental not quiesced.
+-- name: running_before
+SELECT a.n, a.rental FROM assignments a JOIN rentals r ON r.id = a.rental
+WHERE a.job = :job AND a.task = :task AND a.closed_at IS NULL AND r.quiesced_at IS NULL;
+
+-- name: add_assignment
+INSERT INTO assignments (job, task, n, rental, seal, resume_hash, resume_name, resume_step, committed_at)
+VALUES (:job, :task, :n, :rental, :seal, :resume_hash, :resume_name, :resume_step, :now);
+
+-- name: ordered
+UPDATE assignments SET ordered_at = coalesce(ordered_at, :now) WHERE job = :job AND task = :task AND n = :n;
+
+-- name: store_exit
+UPDATE assignments SET "exit" = :exit WHERE job = :job AND task = :task AND n = :n AND "exit" IS NULL;
+
+-- name: closed
+UPDATE assignments SET closed_at = coalesce(closed_at, :now) WHERE job = :job AND task = :task AND n = :n;
+
+-- name: results_done
+UPDATE assignments SET results_at = coalesce(results_at, :now) WHERE job = :job AND task = :task AND n = :n;
+
+-- name: results_lost
+UPDATE assignments SET results_lost = :detail
+WHERE job = :job AND task = :task AND n = :n AND results_lost <> :detail AND results_at IS NULL;
+
+-- name: last_step
+UPDATE assignments SET last_step = max(coalesce(last_step, :step), :step) WHERE job = :job AND task = :task AND n = :n;
+
+-- name: environment
+UPDATE assignments SET environment = :environment WHERE job = :job AND task = :task AND n = :n;
+
+-- name: checkpoint_durable
+INSERT INTO checkpoints (job, task, n, name, step, seq, hash, bytes, parent, verified_at)
+VALUES (:job, :task, :n, :name, :step, :seq, :hash, :bytes, :parent, :verified_at)
+ON CONFLICT (job, task, n, hash) DO UPDATE SET pruned_at = NULL;
+
+-- name: checkpoint_pruned
+UPDATE checkpoints SET pruned_at = coalesce(pruned_at, :now)
+WHERE job = :job AND task = :task AND n = :n AND hash = :hash;
+
+-- name: checkpoints
+SELECT * FROM checkpoints WHERE job = :job AND pruned_at IS NULL ORDER BY task, n, step, seq;
+
+-- name: put_progress
+INSERT INTO progress (job, task, n, at, step, total, sample, phase)
+VALUES (:job, :task, :n, :at, :step, :total, :sample, :phase)
+ON CONFLICT (job, task, n) DO UPDATE SET at = excluded.at, step = coalesce(excluded.step, step),
+    total = coalesce(excluded.total, total), sample = excluded.sample, phase = excluded.phase;
+
+-- name: progress
+SELECT * FROM progress WHERE job = :job ORDER BY task, n;

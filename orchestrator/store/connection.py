@@ -1,0 +1,111 @@
+"""One SQLite connection, the transaction around every write, and the fence in it.
+
+Rules
+- A transaction is `BEGIN IMMEDIATE`, so that it waits for the lock at its start and never fails half way for it.
+- The controller's transactions first compare the epoch in the books with their own; a newer one raises `Fenced`.
+- Transactions nest by joining: what a caller groups is committed together or not at all.
+- No network call inside a transaction: other processes wait for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from orchestrator.store.errors import Fenced, NotTheWriter, translate
+from orchestrator.store.queries import queries
+from orchestrator.transitions import IllegalStep
+
+
+class Mode(enum.Enum):
+    """What a door may do."""
+
+    READER = "reader"
+    REQUESTER = "requester"  # may append requests
+    WRITER = "writer"  # the controller
+
+
+class Connection:
+    """The lowest part of the door; the rest of `Store` is built from its four verbs."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, mode: Mode, epoch: int = 0) -> None:
+        self._db = db
+        self.path = path
+        self.mode = mode
+        self.epoch = epoch
+        self._queries = queries()
+        if mode is Mode.READER:
+            self._execute("PRAGMA query_only = ON", {})
+
+    def close(self) -> None:
+        """Close the connection; an open transaction is rolled back."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Group writes of the controller: all or nothing. Raises `Fenced` before anything is written."""
+        if self.mode is not Mode.WRITER:
+            raise NotTheWriter(f"only the controller writes; this door was opened as a {self.mode.value}")
+        with self._transaction():
+            yield
+
+    @contextmanager
+    def _transaction(self, fenced: bool = True) -> Iterator[None]:
+        if self._db.in_transaction:
+            yield
+            return
+        self._execute("BEGIN IMMEDIATE", {})
+        try:
+            if fenced and self.mode is Mode.WRITER:
+                self._fence()
+            yield
+            self._execute("COMMIT", {})
+        except sqlite3.IntegrityError as error:
+            self._roll_back()
+            raise IllegalStep(f"refused by the rules of the schema: {error}") from error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:  # a full disk may have ended it already
+            self._execute("ROLLBACK", {})
+
+    def _fence(self) -> None:
+        row = self._one("get_meta", key="epoch")
+        now = int(row["value"]) if row else 0
+        if now != self.epoch:
+            raise Fenced(
+                f"{self.path}: another controller (epoch {now}) has taken over from this one (epoch {self.epoch}); "
+                "this one must stop deciding"
+            )
+
+    def _rows(self, name: str, /, **values: Any) -> list[sqlite3.Row]:
+        return self._execute(self._queries[name], values)[0]
+
+    def _one(self, name: str, /, **values: Any) -> sqlite3.Row | None:
+        rows = self._rows(name, **values)
+        return rows[0] if rows else None
+
+    def _run(self, name: str, /, **values: Any) -> int:
+        """Rows changed."""
+        return self._execute(self._queries[name], values)[1]
+
+    def _execute(self, sql: str, values: dict[str, Any]) -> tuple[list[sqlite3.Row], int]:
+        try:
+            cursor = self._db.execute(sql, values)
+            return cursor.fetchall(), cursor.rowcount
+        except sqlite3.IntegrityError:
+            raise  # a rule of the schema: whoever wrote knows its meaning
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error

@@ -1,0 +1,182 @@
+"""The two reads that every verb needs: the lines of `ps`, and finding the job that the user means."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from orchestrator.store.connection import Connection
+from orchestrator.store.errors import NoSuchJob
+from orchestrator.store.rows import JobRef
+
+_REF = re.compile(r"(?P<name>[^@/]+?)(?:\.(?P<run>[0-9]+))?(?:@(?P<attempt>[0-9]+))?(?:/(?P<leg>.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One line of `ps`: a job, its newest rental, its newest run. Empty and None: there is none yet.
+
+    `spent` and `reserved` are by currency, e.g. {"USD": Decimal("1.20")}; times are UTC epoch seconds.
+    """
+
+    id: str
+    name: str
+    run: int
+    outcome: str | None
+    reason: str | None
+    detail: str
+    exit_code: int | None
+    created_at: float
+    cancel_at: float | None
+    wait_since: float | None
+    held_until: float | None
+    terminal_at: float | None
+    attempts: int
+    open_rentals: int  # how many may still bill
+    rental: str
+    provider: str
+    region: str
+    gpu: str
+    gpu_count: int
+    spot: bool
+    stand_in: bool
+    hourly: Decimal | None
+    currency: str
+    phase: str
+    end: float | None
+    ready_at: float | None
+    rental_reason: str | None
+    task: str
+    n: int | None
+    ordered_at: float | None
+    exited: bool
+    progress_at: float | None
+    step: float | None
+    total: float | None
+    progress_phase: str
+    spent: dict[str, Decimal]
+    reserved: dict[str, Decimal]
+    play: bool
+
+
+class Listing(Connection):
+    """Lines for people."""
+
+    def summaries(self, live_only: bool = False, limit: int = 1000, now: float = 0.0) -> list[Summary]:
+        """Newest job first. A constant number of queries, whatever the number of jobs."""
+        spent: dict[str, dict[str, Decimal]] = {}
+        play: set[str] = set()
+        for row in self._rows("spent_by_job"):
+            _add(spent, row["job"], row["currency"], row["amount"])
+            if row["play"]:
+                play.add(row["job"])
+        reserved: dict[str, dict[str, Decimal]] = {}
+        still_open: dict[str, int] = {}
+        for row in self._rows("reserved_of_all", now=now):
+            _add(reserved, row["job"], row["currency"], row["reserve"])
+            still_open[row["job"]] = still_open.get(row["job"], 0) + row["open"]
+        return [
+            _summary(row, spent.get(row["id"], {}), reserved.get(row["id"], {}), row["id"] in play,
+                     still_open.get(row["id"], 0))
+            for row in self._rows("summaries", live_only=live_only, limit=limit)
+        ]  # fmt: skip
+
+    def find(self, ref: str) -> JobRef:
+        """The job meant by NAME (its newest run), NAME.2 (a run), NAME@3 (an attempt), NAME/LEG, or an id.
+
+        Raises `NoSuchJob` with what there is: the nearest names, the runs, the attempts or the legs.
+        """
+        row = self._one("job_by_id", id=ref)
+        if row is not None:
+            return JobRef(row["id"], row["name"], row["run"])
+        match = _REF.fullmatch(ref.strip())
+        if match is None:
+            raise NoSuchJob(f"{ref!r} is not a job: write NAME, NAME.2 (a run), NAME@3 (an attempt) or NAME/LEG")
+        name, run = match["name"], match["run"]
+        row = self._one("newest_run", name=f"{name}.{run}" if run else name)  # the whole word first
+        if row is None and run:
+            row = self._one("run_of_name", name=name, run=int(run))
+        row = row or self._one("job_by_id", id=f"{name}.{run}" if run else name)
+        if row is None:
+            raise self._unknown(name, run)
+        found = JobRef(row["id"], row["name"], row["run"], None, match["leg"] or "")
+        return self._with_attempt(found, match["attempt"])
+
+    def _unknown(self, name: str, run: str | None) -> NoSuchJob:
+        runs = [row["run"] for row in self._rows("runs_of_name", name=name)]
+        if runs:
+            return NoSuchJob(f"{name} has no run {run}", tuple(f"{name}.{one}" for one in runs[-3:]))
+        import difflib  # only for a message: it costs every other command its import
+
+        names = [row["name"] for row in self._rows("job_names")]
+        return NoSuchJob(f"there is no job {name!r}", tuple(difflib.get_close_matches(name, names, n=3)))
+
+    def _with_attempt(self, found: JobRef, attempt: str | None) -> JobRef:
+        if found.leg and found.leg != "best":
+            legs = [row["id"] for row in self._rows("tasks", job=found.job)]
+            if found.leg not in legs:
+                raise NoSuchJob(
+                    f"{found.name} has no leg {found.leg!r}", tuple(f"{found.name}/{leg}" for leg in legs[:3])
+                )
+        if attempt is None:
+            return found
+        tries = [row["n"] for row in self._rows("attempts", job=found.job)]
+        if int(attempt) not in tries:
+            raise NoSuchJob(
+                f"{found.name}.{found.run} has no attempt {attempt}", tuple(f"{found.name}@{n}" for n in tries[-3:])
+            )
+        return JobRef(found.job, found.name, found.run, int(attempt), found.leg)
+
+
+def _add(sums: dict[str, dict[str, Decimal]], job: str, currency: str, amount: str) -> None:
+    of_job = sums.setdefault(job, {})
+    of_job[currency] = of_job.get(currency, Decimal(0)) + Decimal(amount)
+
+
+def _summary(
+    row: Any, spent: dict[str, Decimal], reserved: dict[str, Decimal], play: bool, open_rentals: int
+) -> Summary:
+    offer = json.loads(row["offer"]) if row["offer"] else {}
+    return Summary(
+        id=row["id"],
+        name=row["name"],
+        run=row["run"],
+        outcome=row["outcome"],
+        reason=row["reason"],
+        detail=row["detail"],
+        exit_code=row["exit_code"],
+        created_at=row["created_at"],
+        cancel_at=row["cancel_at"],
+        wait_since=row["wait_since"],
+        held_until=row["held_until"],
+        terminal_at=row["terminal_at"],
+        attempts=row["attempts"],
+        open_rentals=open_rentals,
+        rental=row["rental"] or "",
+        provider=row["provider"] or "",
+        region=row["region"] or "",
+        gpu=offer.get("gpu", ""),
+        gpu_count=offer.get("gpu_count", 0),
+        spot=offer.get("spot", False),
+        stand_in=offer.get("stand_in", False),
+        hourly=Decimal(offer["hourly"]) if offer else None,
+        currency=offer.get("currency", row["job_currency"]),
+        phase=row["phase"] or "",
+        end=row["end"],
+        ready_at=row["ready_at"],
+        rental_reason=row["rental_reason"],
+        task=row["task"] or "",
+        n=row["n"],
+        ordered_at=row["ordered_at"],
+        exited=row["exit"] is not None,
+        progress_at=row["progress_at"],
+        step=row["step"],
+        total=row["total"],
+        progress_phase=row["progress_phase"] or "",
+        spent=spent,
+        reserved=reserved,
+        play=play,
+    )

@@ -1,0 +1,142 @@
+"""What can be read from the books, as the dataclasses of `model`. A read never waits for a writer (WAL)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+
+from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Rental, Task
+from orchestrator.store.connection import Connection
+from orchestrator.store.errors import StoreError
+from orchestrator.store.rows import Bill, Entry, Progress, build, build_all, in_currency, offer_of
+from providers.base import Offer
+
+NO_RATES: Mapping[str, Decimal] = {}
+
+
+class Reads(Connection):
+    """Rows of one job, of all open rentals, money, prices and the journal."""
+
+    def stored_epoch(self) -> int:
+        """The epoch of the newest controller that opened these books; 0 for new ones."""
+        row = self._one("get_meta", key="epoch")
+        return int(row["value"]) if row else 0
+
+    def deployment(self) -> str:
+        """The deployment whose tag the machines of these books carry; empty for new books."""
+        row = self._one("get_meta", key="deployment")
+        return row["value"] if row else ""
+
+    def count_rentals(self) -> int:
+        """Rentals ever opened; rows are never deleted, so an older copy has fewer."""
+        return int(self._rows("count_rentals")[0]["n"])
+
+    def job(self, job: str) -> Job:
+        """One job by its id; `StoreError` when there is none."""
+        row = self._one("job", id=job)
+        if row is None:
+            raise StoreError(f"the books have no job {job}")
+        return build(Job, row)
+
+    def jobs(self, live_only: bool = False, limit: int = 1000) -> tuple[Job, ...]:
+        """Newest first."""
+        return build_all(Job, self._rows("jobs", live_only=live_only, limit=limit))
+
+    def active_jobs(self) -> tuple[Job, ...]:
+        """All that are not terminal, oldest first."""
+        return build_all(Job, self._rows("active_jobs"))
+
+    def next_run(self, name: str) -> int:
+        """The number that the next run of this name gets."""
+        return int(self._rows("next_run", name=name)[0]["run"])
+
+    def tasks(self, job: str) -> tuple[Task, ...]:
+        return build_all(Task, self._rows("tasks", job=job))
+
+    def attempts(self, job: str) -> tuple[Attempt, ...]:
+        return build_all(Attempt, self._rows("attempts", job=job))
+
+    def rental(self, rental: str) -> Rental:
+        """One rental by its id; `StoreError` when there is none."""
+        row = self._one("rental", id=rental)
+        if row is None:
+            raise StoreError(f"the books have no rental {rental}")
+        return build(Rental, row)
+
+    def rentals(self, job: str) -> tuple[Rental, ...]:
+        """All rentals of a job, in the order of its attempts."""
+        return build_all(Rental, self._rows("rentals_of_job", job=job))
+
+    def open_rentals(self) -> tuple[Rental, ...]:
+        """Everything that may still bill, of all jobs."""
+        return build_all(Rental, self._rows("open_rentals"))
+
+    def tombstones(self, now: float) -> tuple[Rental, ...]:
+        """Gone rentals whose machine might still be born late."""
+        return build_all(Rental, self._rows("tombstones", now=now))
+
+    def assignments(self, job: str) -> tuple[Assignment, ...]:
+        return build_all(Assignment, self._rows("assignments", job=job))
+
+    def checkpoints(self, job: str) -> tuple[CheckpointRow, ...]:
+        """Durable ones that were not pruned, oldest first within a run."""
+        return build_all(CheckpointRow, self._rows("checkpoints", job=job))
+
+    def progress(self, job: str) -> tuple[Progress, ...]:
+        return build_all(Progress, self._rows("progress", job=job))
+
+    def spent(self, job: str, rates: Mapping[str, Decimal] = NO_RATES) -> Decimal:
+        """What the job has cost so far, in its own currency; play money counts, since it is this job's budget."""
+        rows = self._rows("spent_of_job", job=job)
+        return in_currency(((Decimal(r["amount"]), r["currency"]) for r in rows), self._currency(job), rates)
+
+    def spent_by_rental(self, job: str) -> dict[str, Decimal]:
+        """Rental id -> what it has cost so far, in its offer's currency."""
+        total: dict[str, Decimal] = {}
+        for row in self._rows("spent_of_rentals", job=job):
+            total[row["rental"]] = total.get(row["rental"], Decimal(0)) + Decimal(row["amount"])
+        return total
+
+    def reserved(self, job: str, now: float, rates: Mapping[str, Decimal] = NO_RATES) -> Decimal:
+        """The worst case still to come of the job's rentals, in the job's currency."""
+        rows = self._rows("reserved_of_job", job=job, now=now)
+        return in_currency(((Decimal(r["reserve"]), r["currency"]) for r in rows), self._currency(job), rates)
+
+    def _currency(self, job: str) -> str:
+        return self.job(job).currency
+
+    def committed_since(
+        self,
+        since: float,
+        now: float,
+        currency: str,
+        rates: Mapping[str, Decimal] = NO_RATES,
+        play_providers: frozenset[str] = frozenset({"local"}),
+    ) -> Decimal:
+        """Real money that counts against a limit: every bill that grew since then, and all that is reserved."""
+        bills = ((bill.amount, bill.currency) for bill in self.ledger(since=since) if not bill.play)
+        rows = self._rows("reserved_of_all", now=now)
+        kept = ((Decimal(r["reserve"]), r["currency"]) for r in rows if r["provider"] not in play_providers)
+        return in_currency(bills, currency, rates) + in_currency(kept, currency, rates)
+
+    def ledger(self, job: str = "", since: float = 0.0) -> tuple[Bill, ...]:
+        """Bills of one job, or of all; those that ended before `since` are left out."""
+        return build_all(Bill, self._rows("ledger", job=job, since=since))
+
+    def journal(self, job: str = "", since_id: int = 0, limit: int = 1000) -> tuple[Entry, ...]:
+        """Oldest first, after `since_id`; without it the newest `limit` lines. No job: all jobs."""
+        if since_id:
+            return build_all(Entry, self._rows("journal", job=job, since_id=since_id, limit=limit))
+        return build_all(Entry, self._rows("newest_journal", job=job, limit=limit))
+
+    def resting(self, now: float) -> dict[str, str]:
+        """What rests now -> why; the keys are those of `placement`."""
+        return {row["key"]: row["reason"] for row in self._rows("resting", now=now)}
+
+    def prices(self, provider: str, ask: str) -> tuple[float, tuple[Offer, ...]] | None:
+        """(when, offers) of the last answer to this question; None when it was never asked."""
+        row = self._one("prices", provider=provider, ask=ask)
+        if row is None:
+            return None
+        return float(row["at"]), tuple(offer_of(one) for one in json.loads(row["offers"]))

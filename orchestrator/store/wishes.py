@@ -1,0 +1,62 @@
+"""What users change: new jobs, cancel, extend, live edits. Only the controller calls these, answering a request.
+
+To answer exactly once, the controller groups the change and the answer: `with store.transaction(): ...`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from orchestrator.model import Job, Task
+from orchestrator.store.decisions import Decisions
+from orchestrator.store.errors import NameTaken, StoreError
+from orchestrator.store.rows import money, text
+
+
+class Wishes(Decisions):
+    """Changes of jobs that a person asked for."""
+
+    def add_job(self, job: Job, tasks: Iterable[Task]) -> None:
+        """Store a new job with its tasks; `NameTaken` while another run of the name is live."""
+        with self.transaction():
+            live = self._one("live_job_of_name", name=job.name)
+            if live is not None:
+                raise NameTaken(job.name, live["id"])
+            self._run(
+                "add_job", id=job.id, name=job.name, run=job.run, spec=text(job.spec), spec_hash=job.spec_hash,
+                snapshot=job.snapshot, base_dir=job.base_dir, created_at=job.created_at, owner=job.owner,
+                price_cap=money(job.price_cap), currency=job.currency, data_manifests=text(job.data_manifests),
+                resumed_from=job.resumed_from,
+            )  # fmt: skip
+            for task in tasks:
+                self._run("add_task", job=job.id, id=task.id, params=text(task.params))
+            self.add_journal(job.created_at, "add_job", f"run {job.run} of {job.name}", job=job.id)
+
+    def cancel(self, job: str, now: float, *, at_once: bool = False) -> None:
+        """The user wants it to end; `at_once` skips saving. The first time stays, a later `at_once` is added."""
+        self._edit("cancel_job", job, now, f"cancel{' now' if at_once else ''}", at_once=at_once)
+
+    def extend(self, job: str, extra_s: float, now: float) -> None:
+        """Add to the ttl. Not idempotent: group it with the request's answer."""
+        self._edit("extend_job", job, now, f"extend by {extra_s:.0f} s", extra_s=extra_s)
+
+    def edit_spec(
+        self, job: str, spec: Mapping[str, Any], spec_hash: str, price_cap: Decimal | None, now: float
+    ) -> None:
+        """A change of live keys only (ttl, budget, max_price ...): the document is replaced."""
+        self._edit(
+            "edit_spec", job, now, "spec edited", spec=text(spec), spec_hash=spec_hash, price_cap=money(price_cap)
+        )
+
+    def end_hold(self, job: str, now: float) -> None:
+        """The user needs the held machine no longer."""
+        with self.transaction():
+            self._run("end_hold", job=job, now=now)
+
+    def _edit(self, name: str, job: str, now: float, said: str, **values: Any) -> None:
+        with self.transaction():
+            if not self._run(name, job=job, now=now, **values):
+                raise StoreError(f"{job} is over, or was never here: nothing to change; `gpujob ps -a` lists all jobs")
+            self.add_journal(now, name, said, job=job)
