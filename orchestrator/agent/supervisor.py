@@ -1,0 +1,164 @@
+"""The long-lived process: launches what was ordered, records how runs end, looks at checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.agent.checkpoints import SCAN_S, CheckpointScan
+from orchestrator.agent.deadman import DeadMan
+from orchestrator.agent.ends import boot_id, uptime
+from orchestrator.agent.events import record_event
+from orchestrator.agent.files import jot, note, read_json, replace, to_json
+from orchestrator.agent.launch import own_version, spawn_detached, start_in_tmux
+from orchestrator.agent.layout import PROTOCOL, control
+from orchestrator.agent.machine import Sampler
+from orchestrator.agent.processes import look_at, spare_from_oom
+from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run, all_runs, end_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LAUNCH_AGAIN_S = 5.0  # a wrapper that has not claimed its run by then is started again
+LAUNCHES = 5
+
+
+class Supervisor:
+    """Launches what was ordered, records how runs end, looks at checkpoints. It may die at any point."""
+
+    def __init__(self) -> None:
+        self.deadman = DeadMan()
+        self.done: set[str] = set()
+        self.scans: dict[str, tuple[CheckpointScan, float]] = {}  # and the boottime of the next look
+        self.known: dict[str, list[dict[str, Any]]] = {}
+        self.launches: dict[str, tuple[int, float]] = {}  # times, boottime of the last
+        self.stopping = False
+
+    def main(self) -> None:
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        for name in ("HUP", "INT", "PIPE"):
+            signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
+        self.deadman.start()
+        record_event("agent", pid=os.getpid(), version=own_version(), protocol=PROTOCOL)
+        sampler = Sampler()
+        while not self.stopping:
+            busy = False
+            for run in all_runs():
+                if run.key not in self.done:
+                    busy = True
+                    self.try_duty(self.tend, run)
+            self.try_duty(sampler.tick)
+            select.select([wake_read], [], [], 0.25 if busy or sampler.query else 1.0)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+
+    def try_duty(self, duty: Callable[..., None], *args: Any) -> None:
+        try:
+            duty(*args)
+        except Exception:  # a full disk, a damaged folder: the other runs and the next look still count
+            note(traceback.format_exc())
+            time.sleep(0.5)
+
+    def tend(self, run: Run) -> None:
+        ended = run.ended
+        if ended is not None:
+            self.report_end(run, ended)
+        elif run.order is None:
+            return
+        elif run.closed:
+            end_run(run, CLOSE_S)
+        elif run.order["boot_id"] != boot_id():
+            run.finish(**{**run.outcome(), "rebooted": True, "lost": True})
+        elif run.claim() is None:
+            self.launch(run)
+        elif run.wrapper() is None:
+            outcome = run.outcome()
+            if run.kill(CLOSE_S) and run.ended is None:
+                run.finish(**{**outcome, "lost": outcome["rc"] == 137})
+        else:
+            self.watch(run)
+
+    def launch(self, run: Run) -> None:
+        """Start the wrapper in tmux; without a tmux that works, beside it. `claim` decides who really runs."""
+        times, last = self.launches.get(run.key, (0, 0.0))
+        if self.deadman.over or (times and uptime() - last < LAUNCH_AGAIN_S):
+            return
+        if times >= LAUNCHES:
+            run.finish(rc=NOT_STARTED_RC, detail="the run's wrapper did not start; see agent.log")
+            return
+        self.launches[run.key] = (times + 1, uptime())
+        argv = [sys.executable or "python3", os.path.abspath(__file__), "_wrap", run.key]
+        if not start_in_tmux(run, argv):
+            spawn_detached(argv)
+
+    def watch(self, run: Run) -> None:
+        request = run.signalled
+        if request and uptime() > request["kill_at"] + 5.0:
+            run.kill(1.0)  # its wrapper should have; stopped or stuck
+        scan, due = self.scans.get(run.key) or (CheckpointScan(run), 0.0)
+        if uptime() >= due:
+            self.scans[run.key] = (scan, uptime() + SCAN_S)
+            self.compare(run, scan.look(), final=False)
+
+    def compare(self, run: Run, found: list[dict[str, Any]], final: bool) -> None:
+        """Keep the look for `status`, and tell of each checkpoint that became complete."""
+        if run.key not in self.known:
+            kept = read_json(run.path("checkpoints.json"))
+            self.known[run.key] = kept["list"] if kept else []
+        before = self.known[run.key]
+        if final or found != before:
+            jot(run.path("checkpoints.json"), to_json({"final": final, "list": found}))
+        told = {(item["name"], item["mtime"]) for item in before if item["complete"]}
+        for item in found:
+            if item["complete"] and (item["name"], item["mtime"]) not in told:
+                fields = {key: item[key] for key in ("name", "step", "bytes")}
+                record_event("checkpoint", run=run.key, **fields)
+        self.known[run.key] = found
+
+    def report_end(self, run: Run, ended: dict[str, Any]) -> None:
+        run.forget_secrets()  # a repeat: who ended it may have been killed before this
+        if run.order is not None and not os.path.exists(run.path("reported")):
+            self.compare(run, CheckpointScan(run).look(dead=True), final=True)
+            told = {key: value for key, value in ended.items() if key not in ("at", "dead")}
+            record_event("exit", run=run.key, **told)
+            replace(run.path("reported"), b"")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(run.path("reserve"))
+        self.done.add(run.key)
+        self.scans.pop(run.key, None)
+        self.known.pop(run.key, None)
+
+
+def supervise() -> int:
+    """The long-lived process. The lock, not the pid file, makes it the only one."""
+    fd = os.open(control("agent.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    for _ in range(40):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.05)
+    else:
+        return 0
+    me = look_at(os.getpid())
+    assert me is not None
+    spare_from_oom(-500)
+    identity = "%d %d %s\n" % (os.getpid(), me.start, own_version())
+    try:
+        replace(control("agent.pid"), identity.encode())
+    except OSError as error:  # a full disk: the dead-man matters more than being found
+        note("agent.pid: %s" % error)
+    Supervisor().main()
+    return 0

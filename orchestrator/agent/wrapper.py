@@ -1,0 +1,292 @@
+"""The process in the tmux pane: runs the stages of one run and writes what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.agent.ends import Deadline, boot_id, uptime
+from orchestrator.agent.events import record_event
+from orchestrator.agent.files import create_once, jot, note, read_text, replace, to_json
+from orchestrator.agent.layout import control
+from orchestrator.agent.machine import cpu_count, free_port, gpu_rows
+from orchestrator.agent.processes import become_subreaper, look_at, look_at_all, machine_mark, send, spare_from_oom
+from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run
+from orchestrator.agent.stage_log import LOG_LIMIT, StageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WRAPPER_TICK_S = 0.1  # how soon a signal file is obeyed
+TREE_S = 5.0  # how often a wrapper writes down its descendants, for whoever must end them if it is killed
+LEFTOVER_S = 3.0  # between TERM and KILL for what a finished stage left behind
+
+
+def fresh_process() -> None:
+    """Before exec of a stage: the wrapper's ignored signals must not be inherited by user code."""
+    for number in range(1, 32):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+    spare_from_oom(0)
+
+
+def exit_code(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+class Wrapper:
+    """Runs the stages of one run, one after another, and writes what became of them."""
+
+    def __init__(self, run: Run, order: dict[str, Any]) -> None:
+        self.run = run
+        self.order = order
+        self.delivered: str | None = None  # why the signal was sent that really reached a process
+        self.kill_at: float | None = None
+        self.read_fd = -1
+        self.log: StageLog | None = None
+        self.leader: subprocess.Popen[bytes] | None = None
+        self.silent, self.pause = False, 0.001
+        self.looked = self.treed = 0.0
+        self.tree = ""
+
+    def main(self) -> None:
+        stage: str | None = None
+        rc, detail = NOT_STARTED_RC, {}
+        try:
+            env = self.environment(json.loads(read_text(self.run.path("secrets")) or "{}"))
+            self.run.forget_secrets()
+            self.make_folders()
+            for spec in self.order["stages"]:
+                stage = spec["name"]
+                rc = self.stage(spec, env)
+                if rc != 0 or self.run.closed:
+                    break
+        except Exception as error:  # whatever went wrong here must end as a recorded exit
+            note(traceback.format_exc())
+            detail = {"detail": "%s: %s" % (type(error).__name__, error)}
+        while not self.run.kill(CLOSE_S, self.pump):
+            note("%s: some processes do not die" % self.run.key)
+        self.insist(lambda: self.run.finish(stage=stage, rc=rc, signalled=self.delivered, **detail))
+
+    def insist(self, write: Callable[[], object]) -> None:
+        """An exit code is never lost to a full disk: give the reserve back, then try until it fits."""
+        told = False
+        while True:
+            try:
+                write()
+                return
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.run.path("reserve"))
+                if not told:
+                    note("%s: %s" % (self.run.key, error))
+                told = True
+                time.sleep(0.2)
+
+    def make_folders(self) -> None:
+        """work/base from code/, once; the run's own folders; the checkpoint to resume from."""
+        at = self.run.folders()
+        for name in ("data", "ckpt", "out"):
+            os.makedirs(at[name], exist_ok=True)
+        if not os.path.isdir(at["base"]):
+            self.copy(at["code"], at["base"])
+        if self.order.get("resume_from") and self.order.get("resume_mode") == "folder":
+            source = os.path.join(at["resume"], self.order["resume_from"])
+            os.rename(source, os.path.join(at["ckpt"], self.order["resume_from"]))
+
+    def copy(self, source: str, target: str) -> None:
+        part = target + ".part"
+        shutil.rmtree(part, ignore_errors=True)
+        os.makedirs(part)
+        subprocess.run(["cp", "-a", "--reflink=auto", source + "/.", part], check=True)
+        os.rename(part, target)
+
+    def environment(self, secrets: dict[str, str]) -> dict[str, str]:
+        """The contract's variables over the user's over the machine's."""
+        at, order = self.run.folders(), self.order
+        dropped = ("TMUX", "TMUX_PANE", "CUDA_VISIBLE_DEVICES", "XDG_SESSION_ID", "OLDPWD")
+        base = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("SSH_")}
+        user = {**order.get("env", {}), **secrets}
+        deadline = Deadline.load()
+        resume = order.get("resume_from") or ""
+        if resume:
+            resume = os.path.join(at["ckpt" if order.get("resume_mode") == "folder" else "resume"], resume)
+        cards: str | None = user.get("CUDA_VISIBLE_DEVICES")
+        gpus = len([c for c in cards.split(",") if c.strip()]) if cards is not None else len(gpu_rows())
+        return {
+            **base,
+            "PYTHONUNBUFFERED": "1",
+            "MASTER_PORT": str(free_port()),
+            **user,
+            "GPUJOB_JOB_ID": order["job"],
+            "GPUJOB_ATTEMPT": str(order["n"]),
+            "GPUJOB_TASK": order["task"],
+            "GPUJOB_RUN": self.run.key,
+            "GPUJOB_MACHINE": machine_mark(),
+            "GPUJOB_DATA": at["data"],
+            "GPUJOB_CKPT": at["ckpt"],
+            "GPUJOB_OUT": at["out"],
+            "GPUJOB_METRICS": os.path.join(at["out"], "metrics.jsonl"),
+            "GPUJOB_RESUME_FROM": resume,
+            "GPUJOB_NUM_GPUS": str(gpus),
+            "GPUJOB_CPUS": str(cpu_count()),
+            "GPUJOB_DEADLINE": str(int(deadline.end)) if deadline else "",
+        }
+
+    def stage(self, spec: dict[str, Any], env: dict[str, str]) -> int:
+        """One stage from start to the last of its processes; returns its exit code, which is on disk by then."""
+        run, name, once = self.run, spec["name"], spec.get("once") or None
+        if self.obey() or run.closed:
+            return exit_code(-self.signal_number())
+        began = uptime()
+        record_event("stage", run=run.key, stage=name, state="start", rc=None, seconds=0.0)
+        skipped = once is not None and os.path.exists(control("setup." + once))
+        rc = 0 if skipped else self.execute(name, env)
+        if once and rc == 0 and not skipped:
+            marker = to_json({"job": self.order["job"], "at": time.time()})
+            self.insist(lambda: replace(control("setup." + once), marker))
+        self.insist(lambda: replace(run.path(name + ".rc"), b"%d\n" % rc))
+        seconds = round(uptime() - began, 3)
+        more = {"skipped": True} if skipped else {}
+        record_event("stage", run=run.key, stage=name, state="end", rc=rc, seconds=seconds, **more)
+        return rc
+
+    def execute(self, name: str, env: dict[str, str]) -> int:
+        run, at = self.run, self.run.folders()
+        if name != "setup" and not os.path.isdir(at["work"]):
+            self.copy(at["base"], at["work"])
+        if name != "setup" and not os.path.exists(run.path("prepared")):
+            time.sleep(0.02)  # file times come from the kernel's tick of up to 10 ms
+            self.insist(lambda: replace(run.path("prepared"), b""))  # `changed` counts from here, by ctime
+        self.log = log = StageLog(run.path(name + ".log"), self.order.get("log_limit") or LOG_LIMIT)
+        self.read_fd, write_fd = os.pipe()
+        self.silent, self.pause = False, 0.001
+        os.set_blocking(self.read_fd, False)
+        leader = self.leader = subprocess.Popen(
+            ["bash", "-eo", "pipefail", run.path(name + ".sh")],
+            cwd=at["base"] if name == "setup" else at["work"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=write_fd,
+            stderr=write_fd,
+            start_new_session=True,
+            preexec_fn=fresh_process,
+        )
+        os.close(write_fd)
+        proc = look_at(leader.pid)
+        self.insist(lambda: replace(run.path(name + ".pid"), b"%d %d\n" % (leader.pid, proc.start if proc else 0)))
+        while leader.poll() is None:
+            self.pump()
+        # bash dies of a signal while the program it started is still saving: the grace is the group's
+        while self.kill_at is not None and self.group_lives(leader.pid) and uptime() < self.kill_at:
+            self.pump()
+        self.end_leftovers()
+        while self.drain():
+            pass
+        log.close()
+        os.close(self.read_fd)
+        self.log, self.read_fd, self.leader = None, -1, None
+        return exit_code(leader.returncode)
+
+    def group_lives(self, group: int) -> bool:
+        return any(proc.group == group for proc in look_at_all().values())
+
+    def end_leftovers(self) -> None:
+        """Whatever the stage left running, polite first."""
+        left = self.run.pids()
+        for pid, start in left.items():
+            send(pid, start, signal.SIGTERM)
+        until = uptime() + (0.0 if self.kill_at is not None else LEFTOVER_S)
+        while left and uptime() < until:
+            self.pump()
+            left = self.run.pids()
+        while left and not self.run.kill(CLOSE_S, self.pump):
+            note("%s: some processes do not die" % self.run.key)
+
+    def pump(self) -> None:
+        """Wait a moment for output, copy it, and look after the signals and the orphans."""
+        if self.read_fd >= 0 and not self.silent:
+            select.select([self.read_fd], [], [], WRAPPER_TICK_S)
+            self.drain()
+        else:  # every writer has closed it: most often the end, and the next look should be soon
+            self.pause = min(WRAPPER_TICK_S, self.pause * 2)
+            time.sleep(self.pause)
+        now = uptime()
+        if now - self.looked >= WRAPPER_TICK_S:
+            self.looked = now
+            self.obey()
+        if now - self.treed >= TREE_S:
+            self.treed = now
+            self.remember()
+
+    def drain(self) -> bool:
+        """Copy one piece of output; False when there was none."""
+        try:
+            data = os.read(self.read_fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if data and self.log:
+            self.log.write(data)
+        self.silent = not data
+        return bool(data)
+
+    def obey(self) -> bool:
+        """Deliver a requested signal once, and KILL when its grace is over. True: the run is to end."""
+        request = self.run.signalled
+        leader = self.leader
+        if request and self.delivered is None and (leader is None or self.group_lives(leader.pid)):
+            self.delivered = request["why"]  # one that exits by itself was not ended by us
+            record_event("signal", run=self.run.key, why=self.delivered)
+            if leader and uptime() < request["kill_at"]:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(leader.pid, self.signal_number())
+        if request:
+            self.kill_at = request["kill_at"]
+        closed = self.run.closed
+        if leader and (closed or (self.kill_at is not None and uptime() >= self.kill_at)):
+            for pid, start in self.run.pids().items():
+                send(pid, start, signal.SIGKILL)
+        return closed or request is not None
+
+    def signal_number(self) -> int:
+        return int(getattr(signal, "SIG" + (self.order.get("signal") or "TERM")))
+
+    def remember(self) -> None:
+        """Write down the descendants, and take in the dead among our adopted children."""
+        found = self.run.pids()
+        tree = "".join("%d %d\n" % pair for pair in sorted(found.items()))
+        if tree != self.tree:
+            jot(self.run.path("tree"), tree.encode())
+            self.tree = tree
+        own = os.getpid()
+        for name in os.listdir("/proc"):
+            proc = look_at(int(name)) if name.isdigit() else None
+            if proc and proc.zombie and proc.parent == own and not (self.leader and int(name) == self.leader.pid):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(int(name), os.WNOHANG)
+
+
+def wrap(key: str) -> int:
+    """The process in the tmux pane."""
+    for name in ("HUP", "INT", "QUIT", "TERM", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE"):
+        signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
+    run, me = Run(key), look_at(os.getpid())
+    if run.order is None or me is None or run.ended is not None:
+        return 1
+    claim = {"pid": os.getpid(), "start": me.start, "boot_id": boot_id(), "at": time.time()}
+    if not create_once(run.path("claim"), to_json(claim)):
+        return 1  # somebody runs it, or has: never twice
+    become_subreaper()
+    spare_from_oom(-500)
+    with contextlib.suppress(OSError):
+        os.set_blocking(1, False)
+    Wrapper(run, run.order).main()
+    return 0
