@@ -1,7 +1,7 @@
 """Joins the agent's modules into the one file that is pushed to a machine.
 
-The modules stay small and are tested as modules; on the machine there is one file that any Python 3.8 can start. Joining
-is plain: module after module, in the order of their imports, without the imports of each other.
+The modules stay small and are tested as modules; on the machine there is one file that any Python 3.8 can start.
+Joining is plain: module after module, in the order of their imports, without the imports of each other.
 """
 
 from __future__ import annotations
