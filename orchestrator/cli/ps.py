@@ -10,15 +10,17 @@ import argparse
 import sys
 import time
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.output import colourful, money, money_json, print_json, span, table, utc_z
 from orchestrator.cli.reading import picture_of_summary, reader
 from orchestrator.home import Home
-from orchestrator.store.listing import Summary
 from orchestrator.words import Words, words_of
+
+if TYPE_CHECKING:
+    from orchestrator.store.listing import Summary
 
 HEADERS = ("NAME", "STATUS", "REASON", "GPU", "PROVIDER", "SPOT", "ATTEMPT", "AGE", "LEFT", "COST")
 RECENT_S = 24 * 3600.0  # an ended job is still what one asks about the next morning

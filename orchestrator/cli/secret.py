@@ -65,7 +65,7 @@ def _set(home: Home, name: str) -> int:
 def _list(home: Home, output: str) -> int:
     from orchestrator import secrets
 
-    names = sorted(secrets.list_secrets(home))
+    names = sorted(secrets.names(home))
     if output == "json":
         print_json([{"name": name} for name in names])
     else:
@@ -76,7 +76,7 @@ def _list(home: Home, output: str) -> int:
 def _remove(home: Home, name: str) -> int:
     from orchestrator import secrets
 
-    if not secrets.remove_secret(home, name):
+    if not secrets.remove(home, name):
         raise CliError(f"there is no stored secret {name}", next="gpujob secret ls")
     say(f"{name} is removed; jobs that were applied keep theirs until they end")
     return exits.OK

@@ -1,0 +1,284 @@
+"""`describe`: everything about one job: state and what comes next, time, attempts, machines with their money, events."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from orchestrator.cli import exits
+from orchestrator.cli.commands import Command, add_job, add_output
+from orchestrator.cli.output import (
+    clock_time,
+    local_time,
+    money,
+    money_json,
+    paint_state,
+    print_json,
+    size,
+    span,
+    table,
+    utc_z,
+)
+from orchestrator.cli.phases import billing_lines, phase_seconds, spent_of, stage_seconds, steps_of
+from orchestrator.cli.reading import View, is_play, open_view
+from orchestrator.home import Home
+from orchestrator.model import Assignment, Rental
+
+EVENTS_SHOWN = 15  # the last ones; -o json has more
+CHECKPOINTS_SHOWN = 3
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one job."""
+    home = Home.from_env()
+    view = open_view(home, args.job)
+    if args.output == "json":
+        print_json(as_json(home, view))
+    else:
+        print("\n".join(text(home, view)))
+    return exits.OK
+
+
+def text(home: Home, view: View) -> Iterator[str]:
+    """The lines for a terminal."""
+    job, words = view.job, view.words
+    yield f"{job.name} (run {job.run}, {job.id})"
+    reason = f"  {words.reason}" if words.reason else ""
+    yield f"  status    {paint_state(words.state)}{reason}   attempt {words.attempt_text}"
+    if words.detail:
+        yield f"  why       {words.detail}"
+    when = f" at {local_time(words.next_at)} (in {span(words.next_at - view.now)})" if words.next_at else ""
+    yield f"  next      {words.next}{when}"
+    yield from _decisive(home, view)
+    yield f"  applied   {local_time(job.created_at)}" + (f" by {job.owner}" if job.owner else "")
+    if view.hard_end is not None and job.terminal_at is None:
+        yield f"  ttl       ends {local_time(view.hard_end)} (in {span(view.hard_end - view.now)})"
+    steps = steps_of(view)
+    if steps.last is not None:
+        total = f" of {steps.total:g}" if steps.total else ""
+        yield f"  progress  step {steps.last:g}{total}; {steps.lost:g} steps done again after losses"
+    seconds = phase_seconds(view, stage_seconds(home, view))
+    yield "  time      " + (" · ".join(f"{phase} {value:g} s" for phase, value in seconds.items()) or "-")
+    yield f"  money     {_money_line(view)}"
+    if job.results_dir:
+        there = "" if any(run.results_at for run in view.runs) else " (not there yet)"
+        yield f"  results   {job.results_dir}{there}"
+    yield f"  snapshot  {job.snapshot[:12] or 'none'}   spec {job.spec_hash[:12]}"
+    yield from _tables(view)
+    yield from _environment(view.current)
+    if view.journal:
+        yield ""
+        yield "EVENTS"
+        for entry in view.journal[-EVENTS_SHOWN:]:
+            where = f" {entry.rental}" if entry.rental else ""
+            yield f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}"[:110]
+    yield ""
+    yield from billing_lines(view) or ["nothing is billing"]
+
+
+def _decisive(home: Home, view: View) -> Iterator[str]:
+    """The line of the log that explains a failure, where the outcome's own words do not hold it already."""
+    run = view.current
+    if run is None or run.exit is None or run.exit.rc == 0:
+        return
+    from orchestrator.logs import decisive_line
+
+    line = decisive_line(home.log(view.job.id, run.task, run.n, run.exit.stage))
+    if line and line not in view.words.detail:
+        yield f"  line      {line}"
+
+
+def _money_line(view: View) -> str:
+    """Spent, the present rate, and the worst case if everything runs to its end."""
+    currency = view.rentals[-1].offer.currency if view.rentals else view.job.currency
+    rate = sum((rental.offer.hourly for rental in view.open_rentals), Decimal(0))
+    worst = view.spent + sum((rental.reserve for rental in view.open_rentals), Decimal(0))
+    parts = [f"{money(view.spent, currency, view.play)} spent"]
+    if view.open_rentals:
+        parts.append(f"{money(rate, currency, view.play)}/h now")
+        parts.append(f"{money(worst, currency, view.play)} at most at the machine's end")
+    budget = view.job.spec.get("budget")
+    if budget:
+        parts.append(f"budget {budget}")
+    if view.job.price_cap is not None:
+        parts.append(f"never dearer than {money(view.job.price_cap, view.job.currency)}/h")
+    return ", ".join(parts)
+
+
+def _tables(view: View) -> Iterator[str]:
+    if view.rentals:
+        yield ""
+        rows = [_rental_row(view, rental) for rental in view.rentals]
+        headers = ("ATTEMPT", "MACHINE", "PHASE", "REASON", "GPU", "WHERE", "SPOT", "RATE/H", "SPENT")
+        yield table(headers, rows, state="", shrink=("MACHINE", "WHERE", "GPU"), right=("RATE/H", "SPENT"))
+    if view.runs:
+        yield ""
+        rows = [_run_row(run, view.now) for run in view.runs]
+        headers = ("RUN", "MACHINE", "ORDERED", "LASTED", "EXIT", "RESUMED FROM", "LAST STEP", "RESULTS")
+        yield table(headers, rows, state="", shrink=("MACHINE", "RESUMED FROM", "RESULTS"))
+    if view.checkpoints:
+        yield ""
+        yield f"CHECKPOINTS ({len(view.checkpoints)} durable)"
+        for each in view.checkpoints[-CHECKPOINTS_SHOWN:]:
+            yield f"  {each.name}  step {each.step}  {size(each.bytes)}  verified {local_time(each.verified_at)}"
+
+
+def _rental_row(view: View, rental: Rental) -> tuple[str, ...]:
+    offer, play = rental.offer, is_play(rental)
+    count = f":{offer.gpu_count}" if offer.gpu_count > 1 else ""
+    gpu = f"{offer.gpu}{count}{' stand-in' if offer.stand_in else ''}" if offer.gpu else "CPU"
+    return (
+        str(rental.attempt),
+        rental.id,
+        str(rental.phase),
+        str(rental.reason or "-"),
+        gpu,
+        f"{offer.provider}/{offer.region}",
+        "spot" if offer.spot else "no",
+        money(offer.hourly, offer.currency, play),
+        money(spent_of(view, rental), offer.currency, play),
+    )
+
+
+def _run_row(run: Assignment, now: float) -> tuple[str, ...]:
+    until = run.exit.at if run.exit else now
+    ended = "-"
+    if run.exit is not None:
+        ended = f"{run.exit.stage} {run.exit.rc}" + (f" ({run.exit.signalled})" if run.exit.signalled else "")
+    results = "home" if run.results_at is not None else run.results_lost or "-"
+    return (
+        run.key,
+        run.rental,
+        clock_time(run.ordered_at) if run.ordered_at else "-",
+        span(until - run.ordered_at) if run.ordered_at and (run.exit or not run.closed_at) else "-",
+        ended,
+        run.resume_name or "the start",
+        str(run.last_step) if run.last_step is not None else "-",
+        results,
+    )
+
+
+def _environment(run: Assignment | None) -> Iterator[str]:
+    if run is None or not run.environment:
+        return
+    yield ""
+    yield "ENVIRONMENT"
+    for key, value in sorted(run.environment.items()):
+        if value in (None, "", [], {}):
+            continue
+        if isinstance(value, (list, tuple)):
+            head = ", ".join(str(each) for each in value[:4])
+            value = f"{head}, ... ({len(value)})" if len(value) > 4 else head
+        elif isinstance(value, str) and "\n" in value:
+            value = f"{len(value.splitlines())} lines"
+        yield f"  {key}: {value}"[:110]
+
+
+def as_json(home: Home, view: View) -> dict[str, Any]:
+    """One job as documented in the reference of the JSON output."""
+    job, words, steps = view.job, view.words, steps_of(view)
+    currency = view.rentals[-1].offer.currency if view.rentals else job.currency
+    worst = view.spent + sum((rental.reserve for rental in view.open_rentals), Decimal(0))
+    return {
+        "id": job.id,
+        "name": job.name,
+        "run": job.run,
+        "state": str(words.state),
+        "reason": words.reason or None,
+        "detail": words.detail,
+        "next": words.next,
+        "next_at": utc_z(words.next_at),
+        "outcome": str(job.outcome) if job.outcome else None,
+        "exit_code": job.exit_code,
+        "attempt": words.attempt,
+        "attempts_max": words.attempts_max,
+        "created_at": utc_z(job.created_at),
+        "first_rental_at": utc_z(job.first_rental_at),
+        "outcome_at": utc_z(job.outcome_at),
+        "terminal_at": utc_z(job.terminal_at),
+        "ttl_end": utc_z(view.hard_end),
+        "owner": job.owner,
+        "spec": dict(job.spec),
+        "spec_hash": job.spec_hash,
+        "snapshot": job.snapshot or None,
+        "resumed_from": job.resumed_from or None,
+        "results": job.results_dir or None,
+        "step": steps.last,
+        "total": steps.total,
+        "steps_lost": steps.lost,
+        "phases_s": phase_seconds(view, stage_seconds(home, view)),
+        "price_cap": money_json(job.price_cap, job.currency),
+        "spent": money_json(view.spent, currency, view.play),
+        "worst_case": money_json(worst, currency, view.play),
+        "rentals": [_rental_json(view, rental) for rental in view.rentals],
+        "runs": [_run_json(run) for run in view.runs],
+        "checkpoints": [
+            {
+                "run": f"{each.task}.{each.n}", "name": each.name, "step": each.step, "bytes": each.bytes,
+                "hash": each.hash, "verified_at": utc_z(each.verified_at),
+            }
+            for each in view.checkpoints
+        ],
+        "events": [
+            {"at": utc_z(entry.at), "rental": entry.rental or None, "kind": entry.kind, "text": entry.text}
+            for entry in view.journal
+        ],
+        "billing": [rental.id for rental in view.open_rentals],
+    }  # fmt: skip
+
+
+def _rental_json(view: View, rental: Rental) -> dict[str, Any]:
+    offer, play = rental.offer, is_play(rental)
+    return {
+        "id": rental.id,
+        "attempt": rental.attempt,
+        "phase": str(rental.phase),
+        "reason": str(rental.reason) if rental.reason else None,
+        "detail": rental.detail,
+        "provider": offer.provider,
+        "account": offer.account,
+        "region": offer.region,
+        "provider_id": rental.provider_id,
+        "gpu": offer.gpu or None,
+        "gpu_count": offer.gpu_count,
+        "stand_in": offer.stand_in,
+        "spot": offer.spot,
+        "hourly": money_json(offer.hourly, offer.currency, play),
+        "spent": money_json(spent_of(view, rental), offer.currency, play),
+        "reserve": money_json(rental.reserve, offer.currency, play),
+        "created_at": utc_z(rental.created_at),
+        "ready_at": utc_z(rental.ready_at),
+        "end": utc_z(rental.end),
+        "interrupted_at": utc_z(rental.interrupted_at),
+        "releasing_at": utc_z(rental.releasing_at),
+        "gone_at": utc_z(rental.gone_at),
+    }
+
+
+def _run_json(run: Assignment) -> dict[str, Any]:
+    end = run.exit
+    return {
+        "run": run.key,
+        "rental": run.rental,
+        "resumed_from": run.resume_name or None,
+        "resume_step": run.resume_step,
+        "last_step": run.last_step,
+        "ordered_at": utc_z(run.ordered_at),
+        "exit": {
+            "stage": end.stage, "code": end.rc, "at": utc_z(end.at),
+            "signalled": str(end.signalled) if end.signalled else None, "lost": end.lost,
+        } if end else None,
+        "results_at": utc_z(run.results_at),
+        "results_lost": run.results_lost or None,
+        "environment": dict(run.environment),
+    }  # fmt: skip
+
+
+COMMANDS = {"describe": Command(_add, run)}
