@@ -53,9 +53,7 @@ INTERRUPTED, TERMINATED, ENDED, CRASHED = "interrupted", "terminated", "ended", 
 DEAD = frozenset({INTERRUPTED, TERMINATED, ENDED, CRASHED})
 # A machine without a first word after this long has no creator either: `create` gives up earlier.
 NO_FIRST_WORD_S = launch.START_TIMEOUT_S + 15.0
-DESTROY_TIMEOUT_S = (
-    5.0  # measured: 6 ms; a process stuck in a disk may take longer, and then the answer is Ambiguous
-)
+DESTROY_TIMEOUT_S = 5.0  # measured: 6 ms; a process stuck in a disk may take longer, and then the answer is Ambiguous
 _TAG_PART = re.compile(r"[a-z0-9-]*")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
@@ -100,9 +98,7 @@ class LocalProvider:
         """Every GPU class of the table, at list price and as spot; CPU machines when no GPU is asked."""
         there = prices.host(self.world.home)
         table = self.config.gpus
-        return tuple(
-            prices.offers(ask, table, self._regions, there, provider=self.name, account=self.account)
-        )
+        return tuple(prices.offers(ask, table, self._regions, there, provider=self.name, account=self.account))
 
     def create(self, offer: Offer, tag: Tag, end: float, boot: Boot) -> Instance:
         """Start a machine; returns when its first process runs, mostly before its sshd answers.
@@ -193,7 +189,7 @@ class LocalProvider:
     def get(self, ref: Ref) -> Instance | None:
         found = self._look(ref.id)
         if found is None:
-            stone = self.world.tombstone(ref.id, time.time())
+            stone = self._stone(ref.id)
             found = self._dead(stone) if stone else None
         return found
 
@@ -201,8 +197,7 @@ class LocalProvider:
         """Kill and delete at once. Raises `Ambiguous` when a process is still there after some seconds."""
         record = self._record(ref.id)
         if record is None:
-            known = self.world.tombstone(ref.id, time.time()) is not None
-            return DestroyAck.ACKNOWLEDGED if known else DestroyAck.MISSING
+            return DestroyAck.ACKNOWLEDGED if self._stone(ref.id) else DestroyAck.MISSING
         ctl = self.world.folder(ref.id) / "ctl"
         # The word before the blow: a pid 1 that we cannot see yet reads it before it does anything.
         with contextlib.suppress(FileNotFoundError):
@@ -228,9 +223,7 @@ class LocalProvider:
         """Move the machine's own end to `at`, UTC epoch seconds; pid 1 arms it anew."""
         instance = self.get(ref)
         if instance is None or instance.status in DEAD:
-            raise self._invalid(
-                f"machine {ref.id} is {instance.status if instance else 'unknown'}: no end to move"
-            )
+            raise self._invalid(f"machine {ref.id} is {instance.status if instance else 'unknown'}: no end to move")
         self._order(ref.id, "end", f"{at!r}\n")
 
     # Not verbs of the protocol: what tests and benchmarks do to a machine.
@@ -271,6 +264,9 @@ class LocalProvider:
 
     def _record(self, machine_id: str) -> Record | None:
         return self.world.record(machine_id) if _NAME.fullmatch(machine_id) else None
+
+    def _stone(self, machine_id: str) -> Tombstone | None:
+        return self.world.tombstone(machine_id, time.time()) if _NAME.fullmatch(machine_id) else None
 
     def _order(self, machine_id: str, name: str, text: str) -> None:
         try:
@@ -315,9 +311,7 @@ class LocalProvider:
         if process.any_alive(self._processes(machine_id)):
             return self._instance(record, RUNNING if (ctl / "up").exists() else STARTING)
         now = time.time()
-        if (ctl / "rebooting").exists() or (
-            not (ctl / "pid").exists() and now - record.created_at < NO_FIRST_WORD_S
-        ):
+        if (ctl / "rebooting").exists() or (not (ctl / "pid").exists() and now - record.created_at < NO_FIRST_WORD_S):
             return self._instance(record, STARTING)
         if not self.world.folder(machine_id).exists():
             return None  # buried by another process while we looked: its tombstone answers

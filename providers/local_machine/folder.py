@@ -22,7 +22,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from providers.base import Tag
 DEAD_LISTED_S = 600.0
 # An unfinished build older than this belongs to a creator that is dead: a build takes some 20 ms.
 ABANDONED_BUILD_S = 120.0
+REMOVE_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class World:
 
     def sweep_leftovers(self, now: float) -> None:
         """Remove what a killed creator or burier left half-way."""
-        for folder in self.machines.glob(".new-*"):
+        for folder in (*self.machines.glob(".new-*"), *self.home.glob(".probe-*")):
             with contextlib.suppress(FileNotFoundError):
                 if now - folder.stat().st_mtime > ABANDONED_BUILD_S:
                     remove_tree(folder)
@@ -207,19 +208,23 @@ def new_id(now: float | None = None) -> str:
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a whole tree, whatever modes the job left in it. Somebody else deleting it as well is fine."""
-
-    def retry_writable(function: Callable[..., Any], path: str, error: Any) -> None:
-        if isinstance(error[1], FileNotFoundError):
-            return
-        os.chmod(os.path.dirname(path), stat.S_IRWXU)
-        if not os.path.islink(path):
-            os.chmod(path, stat.S_IRWXU)
-        function(path)
-
-    # A folder without the x bit fails twice, to be listed and to be removed; the second pass finds it open.
-    for _ in range(2):
-        shutil.rmtree(folder, onerror=retry_writable)
+    """Delete a whole tree, whatever modes the job left in it; another process may be deleting it as well."""
+    for _ in range(REMOVE_TRIES):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            pass  # somebody else is at it: look again whether anything is left
+        except PermissionError:
+            _open_up(folder)
         if not folder.exists():
             return
     shutil.rmtree(folder)
+
+
+def _open_up(folder: Path) -> None:
+    """Give the owner back the right to enter and empty every folder."""
+    for root, names, _ in os.walk(folder):
+        for path in (root, *(os.path.join(root, name) for name in names)):
+            if not os.path.islink(path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(path, stat.S_IRWXU)

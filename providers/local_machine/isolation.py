@@ -16,12 +16,14 @@ import os
 import pwd
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
 from providers.errors import Invalid
+from providers.local_machine.folder import remove_tree
 from providers.local_machine.programs import find, need
 
 Mode = Literal["bwrap", "unshare", "subreaper"]
@@ -81,9 +83,7 @@ def base_python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def wrap(
-    mode: Mode, folder: Path, command: list[str], env: dict[str, str]
-) -> tuple[list[str], dict[str, str]]:
+def wrap(mode: Mode, folder: Path, command: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
     """The argv and environment that run `command` as pid 1 of the machine in `folder`."""
     if mode == "bwrap":
         return [*_bwrap(folder), "--", *command], env
@@ -132,9 +132,7 @@ def lay_out(folder: Path, seen: Inside) -> None:
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         encoding="ascii",
     )
-    (folder / "etc/group").write_text(
-        f"root:x:0:\n{LOGIN}:x:{LOGIN_ID}:\nnogroup:x:65534:\n", encoding="ascii"
-    )
+    (folder / "etc/group").write_text(f"root:x:0:\n{LOGIN}:x:{LOGIN_ID}:\nnogroup:x:65534:\n", encoding="ascii")
 
 
 def choose(scratch: Path) -> Mode:
@@ -162,9 +160,18 @@ def choose(scratch: Path) -> Mode:
     raise AssertionError("the subreaper needs nothing that could fail")
 
 
-@cache
+_probing = threading.Lock()
+
+
 def _probe(mode: Mode, scratch: Path) -> str:
-    """Try it in an empty machine: what went wrong, or nothing. Namespaces may be there but forbidden."""
+    """What is wrong with a mode here, or nothing; tried once a process, whatever thread asks first."""
+    with _probing:
+        return _try_out(mode, scratch)
+
+
+@cache
+def _try_out(mode: Mode, scratch: Path) -> str:
+    """Run a command in an empty machine: namespaces may be there but forbidden."""
     if mode == "subreaper":
         return ""
     if find(mode) is None:
@@ -174,13 +181,9 @@ def _probe(mode: Mode, scratch: Path) -> str:
     lay_out(folder, inside(mode, folder))
     argv, env = wrap(mode, folder, ["/bin/sh", "-c", "test $$ = 1 && test $(id -u) = 1000"], dict(os.environ))
     try:
-        done = subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return "it did not answer"
     finally:
-        from providers.local_machine.folder import remove_tree
-
         remove_tree(folder)
     return "" if done.returncode == 0 else (done.stderr.strip() or f"exit {done.returncode}")

@@ -22,9 +22,7 @@ from providers.local_machine.process import Process, parse_identity
 from providers.local_machine.programs import find, need
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = (
-    15.0  # to pid 1's first word; 40 ms where nothing else runs, a second with 50 starting at once
-)
+START_TIMEOUT_S = 15.0  # to pid 1's first word; 40 ms where nothing else runs, a second with 50 starting at once
 BACKLOG = 128
 MARKER = "GPUJOB_LOCAL_MACHINE"
 NOTICE_FILE = "~/.spot-notice.json"
@@ -38,6 +36,14 @@ _KEX = (
     "curve25519-sha256@libssh.org",
     "ecdh-sha2-nistp256",
     "diffie-hellman-group14-sha256",
+)
+# A proxy or a private authority is a property of the host, so of its machines; everything else stays outside.
+NETWORK_VARIABLES = (
+    *(f"{scheme}_proxy" for scheme in ("http", "https", "no", "all")),
+    *(f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "NO", "ALL")),
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
 )
 _CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
 _SFTP = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
@@ -77,7 +83,7 @@ def _kex() -> str:
 
 
 def environment(seen: Inside, machine_id: str) -> dict[str, str]:
-    """What every process of the machine starts with; nothing of the caller's environment comes along."""
+    """What every process of the machine starts with: of the caller's, only how this host reaches the network."""
     ours = os.path.dirname(base_python())  # last: wins only where the host has no python3 of its own
     return {
         "HOME": seen.home,
@@ -89,7 +95,13 @@ def environment(seen: Inside, machine_id: str) -> dict[str, str]:
         "TMPDIR": seen.tmp,
         "TMUX_TMPDIR": seen.tmp,
         MARKER: machine_id,
+        **{name: os.environ[name] for name in NETWORK_VARIABLES if _plain(os.environ.get(name))},
     }
+
+
+def _plain(value: str | None) -> bool:
+    """True for a value that sshd_config can carry between quotes."""
+    return bool(value) and '"' not in str(value) and "\n" not in str(value)
 
 
 def build(folder: Path, final: Path, mode: Mode, machine_id: str, hook: str, public_key: str) -> Inside:

@@ -135,8 +135,8 @@ def table(world: dict[str, Any], cards: list[dict[str, Any]]) -> None:
         used, total = card["memory.used"], card["memory.total"]
         power = f"{card['power.draw']:.0f}W / {card['power.limit']:.0f}W"
         text = (
-            f"{card['index']:>3}  {card['name']:<28} {card['temperature.gpu']:>3}C  {power:<14}"
-            f"{used:>6}MiB / {total}MiB  {value(world, card, 'utilization.gpu'):>3}%"
+            f"{card['index']:>3}  {card['name']:<26.26} {card['temperature.gpu']:>3}C  {power:<12}"
+            f"{used:>5}MiB / {total:>6}MiB  {value(world, card, 'utilization.gpu'):>3}%"
         )
         print(f"| {text:<76}|")
     print(bar)

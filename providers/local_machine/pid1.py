@@ -80,9 +80,7 @@ def spawn(argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None
 class Machine:
     """The loop. `reclaim` reads `at <epoch>` or `file <host path>`, and `notice <seconds>`, one a line."""
 
-    def __init__(
-        self, ctl: int, root: int, listener: socket.socket, etc: str, sshd: str, alone: bool
-    ) -> None:
+    def __init__(self, ctl: int, root: int, listener: socket.socket, etc: str, sshd: str, alone: bool) -> None:
         self.ctl, self.root, self.listener = ctl, root, listener
         self.etc, self.sshd, self.alone = etc, sshd, alone
         self.home = os.environ["HOME"]
@@ -94,15 +92,11 @@ class Machine:
         self.sessions: set[int] = set()
         self.probe: socket.socket | None = None
         self.probe_at: float | None = boottime()
-        self.log = os.open(
-            "sshd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=ctl
-        )
+        self.log = os.open("sshd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=ctl)
 
     def run_hook(self) -> None:
         """What a rented machine does at every boot, before anybody logs in."""
-        out = os.open(
-            self.home + "/.boot-hook.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        out = os.open(self.home + "/.boot-hook.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         spawn(["/bin/sh", self.etc + "/hook.sh"], null, out, out, cwd=self.home)
         os.close(out)

@@ -44,6 +44,7 @@ def ssh(command, *options):
         stdin=subprocess.DEVNULL, capture_output=True, text=True)
 orphan = f"sleep 7{os.getpid():06d}"
 tail = "tmux new-session -d -s t '%s' && (env -i setsid %s >/dev/null 2>&1 &) ; " % (orphan, orphan)
+tail = "mkdir -p shut/in && touch shut/in/f && chmod 500 shut/in && chmod 0 shut; " + tail
 said = ssh(tail + "pwd; cat boots; echo rm -rf >> boots; tmux ls -F '#{session_name}'; sleep 0.05")
 tty = ssh("tty", "-tt").stdout.strip()
 ids = sorted(i.ref.id for i in provider.list("here").instances if i.status == "running")
@@ -53,7 +54,7 @@ def alive():
     return sum(orphan in line and "tmux" not in line and not line.startswith("Z") for line in done)
 before = alive()
 destroyed = [str(provider.destroy(m.ref)) for m in made]
-left = [p for p in (home / "local/machines").iterdir() if p.name in [m.ref.id for m in made]]
+left = [p for part in ("machines", "trash") for p in (home / "local" / part).iterdir() if p.name in str(made)]
 print(json.dumps({"mode": seen.raw["mode"], "said": said.stdout.split("\\n"), "err": said.stderr, "tty": tty,
     "made": [m.ref.id for m in made], "listed": ids, "ports": ports, "before": before, "after": alive(),
     "destroyed": destroyed, "left": len(left), "uid": os.getuid()}))
