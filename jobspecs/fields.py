@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from jobspecs import gpus, units
 from jobspecs.names import check_name
@@ -109,14 +109,6 @@ def _open_env_name(value: object) -> str:
     if looks_like_secret_name(name):
         raise Refusal(f"{name} looks like a secret", f"move it to secrets: `secrets: [{name}]`")
     return name
-
-
-def _env(value: object) -> object:
-    """The list form of env, `- NAME=value` or `- NAME`, as a mapping."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    pairs = [str(each).partition("=") for each in value]
-    return {name: content if equals else None for name, equals, content in pairs}
 
 
 def _shell(value: object) -> str:
@@ -297,7 +289,7 @@ EnvValue = Annotated[
     str | None, PlainValidator(lambda value: None if value is None else text(value)),
     WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
 ]  # fmt: skip
-Env = Annotated[dict[OpenEnvName, EnvValue], BeforeValidator(_env)]
+Env = dict[OpenEnvName, EnvValue]
 MachinePath = Annotated[str, PlainValidator(_machine_path), WithJsonSchema(_TEXT_JSON)]
 PatternPath = Annotated[str, PlainValidator(_pattern_path), WithJsonSchema(_TEXT_JSON)]
 Outside = Annotated[str, PlainValidator(_outside), WithJsonSchema({"type": "string"})]

@@ -104,6 +104,7 @@ def load_located(
             )
             origins[key] = "config"
     walk = Walk(root, filename, found)
+    walk.env_as_mapping()
     for path_text, said in overrides:
         walk.override(path_text, said)
         origins[path_text.split(".")[0]] = "--set"

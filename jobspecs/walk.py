@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from jobspecs import document as doc
 from jobspecs.explain import unknown_key
+from jobspecs.fields import kind_of
 from jobspecs.problems import Problem, looks_like_secret_name, shown
 from jobspecs.shapes import Shape
 
 SHELL_KEYS = ("setup", "smoke", "run")
 Path = tuple[str | int, ...]
+_AnyNode = TypeVar("_AnyNode", bound=doc.Node)
 
 
 def find(root: doc.Mapping, path: Path) -> tuple[doc.Node, Path]:
@@ -92,22 +94,19 @@ class Walk:
         node: doc.Node = self.root
         for part in parts[:-1]:
             if isinstance(node, doc.Sequence) and part.isdigit() and int(part) < len(node.items):
-                node = node.items[int(part)]
-                continue
-            if not isinstance(node, doc.Mapping):
-                self.problems.append(Problem(file, 0, 0, "", f"there is nothing below {shown(part)}"))
+                below = node.items[int(part)] = _own(node.items[int(part)])
+            elif isinstance(node, doc.Mapping):
+                key_node, value = node.entries.get(part, (doc.Scalar(file, 0, 0, part), None))
+                if value is None or doc.plain(value) is None:
+                    value = doc.Mapping(file, 0, 0, {})
+                below = _own(value)
+                node.entries[part] = (key_node, below)
+            else:
+                self.problems.append(Problem(file, 0, 0, "", f"there is nothing at {shown(part)}"))
                 return
-            fresh = (doc.Scalar(file, 0, 0, part), doc.Mapping(file, 0, 0, {}))
-            entry = node.entries.get(part)
-            if entry is None or doc.plain(entry[1]) is None:
-                entry = fresh
-            below = entry[1]
-            if isinstance(below, doc.Mapping):
-                below = replace(below, entries=dict(below.entries))  # an alias may share it
-            node.entries[part] = (entry[0], below)
             node = below
         if not isinstance(node, doc.Mapping):
-            self.problems.append(Problem(file, 0, 0, "", f"{shown(parts[-1])} is not a key of a mapping"))
+            self.problems.append(Problem(file, 0, 0, "", f"there is nothing below {shown(parts[-2])}"))
         elif not said and parts[0] != "env":
             node.entries.pop(parts[-1], None)
         else:
@@ -116,38 +115,35 @@ class Walk:
                 _override_value(parts[0], said, file),
             )
 
-    def set_env(self, given: Mapping[str, str]) -> None:
-        """Puts variables of the command line into `env`."""
+    def env_as_mapping(self) -> None:
+        """The list form of `env`, `- NAME=value` or `- NAME`, as its mapping."""
         entry = self.root.entries.get("env")
-        node = entry[1] if entry else None
-        if isinstance(node, doc.Sequence):
-            names = [doc.plain(each) for each in node.items]
-            pairs = [str(name).partition("=") for name in names]
-            entries: dict[str, tuple[doc.Scalar, doc.Node]] = {
-                name: (_scalar_at(each, name), _scalar_at(each, content if equals else None))
-                for each, (name, equals, content) in zip(node.items, pairs, strict=True)
-            }
-            node = doc.Mapping(node.file, node.line, node.column, entries)
-        if not isinstance(node, doc.Mapping):
-            node = doc.Mapping("--env", 0, 0, {})
-        node = replace(node, entries=dict(node.entries))  # an alias may share it
-        for name, value in given.items():
-            node.entries[name] = (
-                doc.Scalar("--env", 0, 0, name),
-                doc.Scalar("--env", 0, 0, value, plain=False),
-            )
-        key_node = entry[0] if entry else doc.Scalar("--env", 0, 0, "env")
+        if entry is None or not isinstance(entry[1], doc.Sequence):
+            return
+        entries: dict[str, tuple[doc.Scalar, doc.Node]] = {}
+        for position, item in enumerate(entry[1].items):
+            if isinstance(item, doc.Mapping):
+                entries.update(item.entries)
+            elif isinstance(item, doc.Scalar) and item.text is not None:
+                name, equals, value = item.text.partition("=")
+                entries[name] = (replace(item, text=name), replace(item, text=value if equals else None))
+            else:
+                reason = f"expected NAME=VALUE or NAME, got {kind_of(doc.plain(item))}"
+                self.report(item, ("env", position), reason)
+        self.root.entries["env"] = (entry[0], doc.Mapping(entry[1].file, entry[1].line, entry[1].column, entries))
+
+    def set_env(self, given: Mapping[str, str]) -> None:
+        """Puts variables of the command line or the environment into `env`."""
+        key_node, value = self.root.entries.get("env", (doc.Scalar("--env", 0, 0, "env"), None))
+        node = _own(value) if isinstance(value, doc.Mapping) else doc.Mapping("--env", 0, 0, {})
+        for name, text in given.items():
+            node.entries[name] = (doc.Scalar("--env", 0, 0, name), doc.Scalar("--env", 0, 0, text, plain=False))
         self.root.entries["env"] = (key_node, node)
 
     def fill_env(self, environ: Mapping[str, str]) -> None:
         """Gives variables without a value theirs from the environment, or reports them."""
         entry = self.root.entries.get("env")
-        if entry is None:
-            return
-        if isinstance(entry[1], doc.Sequence):
-            self.set_env({})
-            entry = self.root.entries["env"]
-        if not isinstance(entry[1], doc.Mapping):
+        if entry is None or not isinstance(entry[1], doc.Mapping):
             return
         filled: dict[str, str] = {}
         for name, (key_node, value) in entry[1].entries.items():
@@ -172,8 +168,13 @@ def shape_keys(shape: Shape | None) -> list[str]:
     return list(shape.children) if shape else []
 
 
-def _scalar_at(node: doc.Node, text: str | None) -> doc.Scalar:
-    return doc.Scalar(node.file, node.line, node.column, text)
+def _own(node: _AnyNode) -> _AnyNode:
+    """A copy that can be changed: an alias elsewhere may be the same node."""
+    if isinstance(node, doc.Mapping):
+        return replace(node, entries=dict(node.entries))
+    if isinstance(node, doc.Sequence):
+        return replace(node, items=list(node.items))
+    return node
 
 
 def _override_value(key: str, said: str, file: str) -> doc.Node:
