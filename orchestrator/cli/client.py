@@ -23,6 +23,7 @@ from orchestrator.home import Home
 READY_WITHIN_S = 15.0  # it takes under a second; a machine under load gets more before we call it broken
 ANSWER_WITHIN_S = 60.0  # the loop answers between two ticks
 _LOOK_S = 0.02
+SLICE_S = 2.0  # while waiting for an answer, how often we see whether anybody is left to give it
 _MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
 
 
@@ -36,31 +37,25 @@ def connect(home: Home) -> socket.socket | None:
         if len(os.fsencode(address)) > _MAX_SOCKET_PATH:
             folder = os.open(home.socket.parent, os.O_RDONLY)
             address = f"/proc/self/fd/{folder}/{home.socket.name}"
-        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
-            sock = socket.socket(socket.AF_UNIX, kind)
-            sock.settimeout(1.0)
-            try:
-                sock.connect(address)
-            except OSError:  # the wrong kind, or nobody: both mean "not this one"
-                sock.close()
-            else:
-                return sock
-        return None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(1.0)
+        try:
+            sock.connect(address)
+        except OSError:  # a socket file that a dead controller left behind
+            sock.close()
+            return None
+        return sock
     finally:
         if folder >= 0:
             os.close(folder)
 
 
 def poke(home: Home) -> bool:
-    """Wake the loop; False when nobody listens, which harms nothing: requests are in the database."""
+    """Wake the loop (a connection is a poke); False when nobody listens, which harms nothing: requests are rows."""
     sock = connect(home)
     if sock is None:
         return False
-    with sock:
-        try:
-            sock.send(b"\n")
-        except OSError:  # it died between two lines: the request waits for the next one
-            return False
+    sock.close()
     return True
 
 
@@ -212,7 +207,18 @@ def request(home: Home, verb: str, args: Mapping[str, Any], timeout: float = ANS
     with Store.open_requester(home) as store:
         number = store.ask(verb, dict(args))
         poke(home)
-        answer = store.wait_answer(number, timeout)
+        until = time.monotonic() + timeout
+        answer = None
+        while answer is None and time.monotonic() < until:
+            answer = store.wait_answer(number, min(SLICE_S, max(0.0, until - time.monotonic())))
+            if answer is None and not alive(home):
+                raise CliError(
+                    f"the controller ended before it answered ({verb})",
+                    where=str(home.controller_log),
+                    why=_last_line(home.controller_log),
+                    next="the request stays in the books; gpujob controller run shows what it says",
+                    code=exits.PROVIDER,
+                )
     if answer is None:
         raise CliError(
             f"the controller took the request ({verb}) but has not answered for {timeout:.0f} s",

@@ -98,7 +98,11 @@ SELECT j.id, j.name, j.run, j.outcome, j.reason, j.detail, j.exit_code, j.create
        (SELECT count(*) FROM attempts a WHERE a.job = j.id) AS attempts,
        r.id AS rental, r.provider, r.region, r.phase, r."end", r.ready_at, r.reason AS rental_reason, r.offer,
        s.task, s.n, s.ordered_at, s."exit",
-       p.at AS progress_at, p.step, p.total, p.phase AS progress_phase
+       p.at AS progress_at, p.step, p.total, p.phase AS progress_phase,
+       json_extract(j.spec, '$.retry.max') AS granted, r.interrupted_at, r.quiesced_at,
+       (SELECT count(*) FROM rentals o WHERE o.job = j.id AND (o.interrupted_at IS NOT NULL
+        OR o.reason IN ('interrupted', 'unreachable', 'bad-host', 'duplicate')
+        OR (o.phase = 'gone' AND o.provider_id IS NULL))) AS lost
 FROM jobs j
 LEFT JOIN rentals r ON r.id = (SELECT id FROM rentals WHERE job = j.id ORDER BY attempt DESC LIMIT 1)
 LEFT JOIN assignments s ON s.job = j.id

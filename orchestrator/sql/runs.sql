@@ -53,7 +53,9 @@ SELECT * FROM checkpoints WHERE job = :job AND pruned_at IS NULL ORDER BY task, 
 INSERT INTO progress (job, task, n, at, step, total, sample, phase)
 VALUES (:job, :task, :n, :at, :step, :total, :sample, :phase)
 ON CONFLICT (job, task, n) DO UPDATE SET at = excluded.at, step = coalesce(excluded.step, step),
-    total = coalesce(excluded.total, total), sample = excluded.sample, phase = excluded.phase;
+    total = coalesce(excluded.total, total),
+    sample = CASE excluded.sample WHEN '{}' THEN sample ELSE excluded.sample END,
+    phase = CASE excluded.phase WHEN '' THEN phase ELSE excluded.phase END;
 
 -- name: progress
 SELECT * FROM progress WHERE job = :job ORDER BY task, n;

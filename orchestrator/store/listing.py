@@ -35,6 +35,8 @@ class Summary:
     held_until: float | None
     terminal_at: float | None
     attempts: int
+    granted: int  # relaunches after failures that the spec allows
+    lost: int  # attempts that ended without being the job's own failure
     open_rentals: int  # how many may still bill
     rental: str
     provider: str
@@ -49,6 +51,8 @@ class Summary:
     end: float | None
     ready_at: float | None
     rental_reason: str | None
+    interrupted_at: float | None
+    quiesced_at: float | None
     task: str
     n: int | None
     ordered_at: float | None
@@ -154,6 +158,8 @@ def _summary(
         held_until=row["held_until"],
         terminal_at=row["terminal_at"],
         attempts=row["attempts"],
+        granted=int(row["granted"] or 0),
+        lost=row["lost"],
         open_rentals=open_rentals,
         rental=row["rental"] or "",
         provider=row["provider"] or "",
@@ -168,6 +174,8 @@ def _summary(
         end=row["end"],
         ready_at=row["ready_at"],
         rental_reason=row["rental_reason"],
+        interrupted_at=row["interrupted_at"],
+        quiesced_at=row["quiesced_at"],
         task=row["task"] or "",
         n=row["n"],
         ordered_at=row["ordered_at"],

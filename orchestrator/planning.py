@@ -1,0 +1,277 @@
+"""What `plan` and `apply` say before a machine is rented: offers with reasons, worst case, reserve, timers, what needs
+this computer awake.
+
+Rules: no I/O and no clock; everything comes in as values. The worst case is an upper bound that the reserves keep: the
+price cap for the whole ttl plus a late release, or the budget where that is less. Play money counts against no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import ROUND_UP, Decimal
+from typing import TYPE_CHECKING, Any
+
+from jobspecs.rules import is_remote
+from orchestrator.budget import affordable_end, cost, reserve, worst_case
+from orchestrator.model import Job, Policy
+from orchestrator.placement import LeftOut, rank
+from orchestrator.policy import currency_of, policy_of, price_cap_of
+from providers.base import Ask, Caps, Offer
+
+if TYPE_CHECKING:
+    from jobspecs.schema import JobSpec
+    from orchestrator.config import Limits
+
+FLAG_ORIGINS = ("flag", "environment", "spec", "config")
+# Shown although nobody set them: what they say decides money or time.
+ALWAYS_SHOWN = ("gpu", "spot", "providers", "max_price", "budget", "ttl", "grace", "wait", "retry", "artifacts")
+CENTS = Decimal("0.01")
+
+
+@dataclass(frozen=True)
+class Value:
+    """One effective key of the spec and where its value came from."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What one provider answered: offers as of `at`, or the trouble that it had."""
+
+    provider: str
+    offers: tuple[Offer, ...]
+    at: float
+    trouble: str = ""
+    stored: bool = False  # not asked now: the last known prices
+    caps: Caps | None = None
+
+
+@dataclass(frozen=True)
+class Timer:
+    """One of the three things that end a machine, whether it stops the bill by itself, and why."""
+
+    name: str
+    binds: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that only works while this computer is awake."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to "what would this do?". Amounts are in the chosen offer's currency, times in seconds."""
+
+    name: str
+    values: tuple[Value, ...]
+    quotes: tuple[Quote, ...]
+    ranked: tuple[Offer, ...]
+    left_out: tuple[LeftOut, ...]
+    policy: Policy
+    price_cap: Decimal | None
+    price_cap_given: bool
+    currency: str
+    play: bool
+    expected_cost: Decimal | None  # at the chosen offer, for `expected`
+    worst_case: Decimal | None
+    worst_case_by: str  # ttl or budget
+    reserve: Decimal | None  # set aside for the first machine when it is rented
+    machine_end_s: float | None  # the first machine's own end, from its start
+    timers: tuple[Timer, ...]
+    needs_awake: tuple[Need, ...]
+
+    @property
+    def chosen(self) -> Offer | None:
+        """The offer that would be rented now."""
+        return self.ranked[0] if self.ranked else None
+
+
+def make_plan(
+    spec: JobSpec,
+    document: Mapping[str, Any],
+    origins: Mapping[str, str],
+    quotes: tuple[Quote, ...],
+    resting: Mapping[str, str],
+    providers: tuple[str, ...],
+) -> Plan:
+    """The plan of one spec. `providers` are those that may be used; `resting` is what refused lately -> why."""
+    policy = replace(policy_of(spec, _bare_job(spec)), providers=providers)
+    offers = [offer for quote in quotes for offer in quote.offers]
+    first = rank(offers, policy, resting)
+    cheapest = first.ranked[0] if first.ranked else None
+    cap = price_cap_of(spec, cheapest.hourly if cheapest else None)
+    policy = replace(policy, price_cap=cap)
+    ranking = rank(offers, policy, resting)
+    chosen = ranking.ranked[0] if ranking.ranked else None
+    caps = next((quote.caps for quote in quotes if chosen and quote.provider == chosen.provider), None)
+    play = bool(caps and caps.play)
+    worst, by = _worst(chosen, policy, cap)
+    end = _machine_end(chosen, policy)
+    return Plan(
+        name=spec.name,
+        values=_values(document, origins),
+        quotes=quotes,
+        ranked=ranking.ranked,
+        left_out=ranking.left_out,
+        policy=policy,
+        price_cap=cap,
+        price_cap_given=spec.max_price is not None,
+        currency=chosen.currency if chosen else currency_of(spec),
+        play=play,
+        expected_cost=cost(spec.expected.seconds, chosen) if chosen and spec.expected else None,
+        worst_case=worst,
+        worst_case_by=by,
+        reserve=reserve(chosen, 0.0, end, policy.release_margin_s, Decimal(0)) if chosen and end else None,
+        machine_end_s=end,
+        timers=timers(caps) if caps else (),
+        needs_awake=needs_awake(spec, policy),
+    )
+
+
+def _bare_job(spec: JobSpec) -> Job:
+    """A job that exists only so far as `policy_of` looks at it."""
+    return Job(
+        id="", name=spec.name, run=1, spec={}, spec_hash="", snapshot="", base_dir="", created_at=0.0
+    )  # fmt: skip
+
+
+def _values(document: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Value, ...]:
+    """What was set anywhere, and of the built-in values those that decide money or time."""
+    keys = [key for key in document if key != "name" and (key in origins or key in ALWAYS_SHOWN)]
+    keys += [key for key in ALWAYS_SHOWN if key not in document]
+    missing = {"max_price": "1.5 x the offer shown", "budget": "none", "artifacts": "everything in $GPUJOB_OUT, "
+               "the newest checkpoint, changed files"}  # fmt: skip
+    return tuple(
+        Value(key, document.get(key, missing.get(key, "")), origins.get(key, "built-in")) for key in dict.fromkeys(keys)
+    )
+
+
+def _worst(offer: Offer | None, policy: Policy, cap: Decimal | None) -> tuple[Decimal | None, str]:
+    """The most that the whole job can cost, and which of ttl and budget makes that bound."""
+    if offer is None:
+        return (policy.budget, "budget") if policy.budget is not None else (None, "ttl")
+    dearest = replace(offer, hourly=max(cap or offer.hourly, offer.hourly))
+    by_ttl = worst_case(dearest, 0.0, policy.ttl_s, policy.release_margin_s).quantize(CENTS, rounding=ROUND_UP)
+    if policy.budget is not None and policy.budget < by_ttl:
+        return policy.budget, "budget"
+    return by_ttl, "ttl"
+
+
+def _machine_end(offer: Offer | None, policy: Policy) -> float | None:
+    """Seconds from the start of the first machine to its own end: the ttl, or as far as the budget goes."""
+    if offer is None:
+        return None
+    if policy.budget is None:
+        return policy.ttl_s
+    return max(0.0, min(policy.ttl_s, affordable_end(offer, 0.0, policy.budget, policy.release_margin_s)))
+
+
+def timers(caps: Caps) -> tuple[Timer, ...]:
+    """The three timers of a machine at this provider, and which of them stop the bill without this computer."""
+    provider = Timer(
+        "provider", caps.server_ttl,
+        "the provider itself ends the machine" if caps.server_ttl else "this provider has no timer of its own",
+    )  # fmt: skip
+    if caps.boot_hook == "none":
+        machine = Timer("machine", False, "nothing can be started at boot here; only the agent ends the job")
+    elif caps.self_end in ("destroys", "stops_all_billing"):
+        machine = Timer("machine", True, "the machine ends itself, which stops the bill")
+    elif caps.self_end == "leaves_disk":
+        machine = Timer("machine", False, "the machine ends itself, but its disk goes on billing")
+    else:
+        machine = Timer("machine", False, "the machine ends the job itself, which does not stop the bill")
+    return (Timer("controller", False, "only while this computer is awake"), machine, provider)
+
+
+def needs_awake(spec: JobSpec, policy: Policy) -> tuple[Need, ...]:
+    """What stops when this computer sleeps or goes away. The run itself does not."""
+    needs = [Need("relaunch after a loss", "a new machine is rented by the controller")]
+    mirror = spec.checkpoint.mirror if spec.checkpoint is not None else None
+    if policy.checkpoints and not (mirror and is_remote(mirror)):
+        needs.append(Need("checkpoints", "without an object store they become durable here only"))
+    if policy.results:
+        places = [each.to for each in spec.artifacts or () if not isinstance(each, str)]
+        if not places or any(not (place and is_remote(place)) for place in places):
+            needs.append(Need("results", "without an object store they come home to this computer only"))
+    return tuple(needs)
+
+
+def ask_for(ask: Ask, provider: str) -> Ask | None:
+    """The ask as one provider understands it: `provider/region` becomes `region` there, and None elsewhere."""
+    own = tuple(
+        region.partition("/")[2] if "/" in region else region
+        for region in ask.regions
+        if "/" not in region or region.partition("/")[0] == provider
+    )
+    if ask.regions and not own:
+        return None
+    return replace(ask, regions=own)
+
+
+def unbound(plan: Plan) -> bool:
+    """Whether nothing but this computer stops the bill of the machine that would be rented."""
+    return bool(plan.timers) and not any(timer.binds for timer in plan.timers)
+
+
+def limit_problems(
+    plan: Plan,
+    limits: Limits,
+    committed: Decimal,
+    open_machines: int,
+    max_cost: Decimal | None,
+    rates: Mapping[str, Decimal],
+) -> list[str]:
+    """Which limits of the config this job would pass; empty: none. `max_cost` (in the plan's currency) lifts those of
+    money when it covers the worst case. `committed` is this month's money in the limit's currency, `rates` say what
+    one unit of the plan's currency (or another) is worth in it.
+    """
+    problems: list[str] = []
+    if limits.machines is not None and open_machines + 1 > limits.machines:
+        problems.append(f"limits.machines is {limits.machines}, and {open_machines} are rented")
+    if plan.play:
+        return problems
+    if plan.worst_case is None:
+        return problems
+    if max_cost is not None:
+        if plan.worst_case > max_cost:
+            problems.append(f"the worst case {plan.worst_case:f} {plan.currency} is above --max-cost {max_cost:f}")
+        return problems
+    for key, limit, before in (
+        ("per_job", limits.per_job, Decimal(0)), ("per_month", limits.per_month, committed)
+    ):  # fmt: skip
+        if limit is None:
+            continue
+        worth = _in(plan.worst_case, plan.currency, limit.currency, rates)
+        if worth is None:
+            problems.append(f"no rate from {plan.currency} to {limit.currency}, so limits.{key} cannot be compared")
+        elif before + worth > limit.amount:
+            spent = f" on top of {before:.2f} this month" if before else ""
+            problems.append(f"the worst case {worth:.2f} {limit.currency}{spent} is above limits.{key} {limit}")
+    return problems
+
+
+def _in(amount: Decimal, currency: str, wanted: str, rates: Mapping[str, Decimal]) -> Decimal | None:
+    if currency == wanted:
+        return amount
+    return amount * rates[currency] if currency in rates else None
+
+
+def why_dearer(plan: Plan, offers: Iterable[Offer]) -> list[tuple[Offer, str]]:
+    """Offers in order of price, each with why it is not the chosen one; the chosen one says so."""
+    reasons = {id(out.offer): out.why for out in plan.left_out}
+    rows = []
+    for offer in sorted(offers, key=lambda each: (each.hourly, each.key)):
+        if offer is plan.chosen:
+            rows.append((offer, "chosen"))
+        else:
+            rows.append((offer, reasons.get(id(offer), "")))
+    return rows
