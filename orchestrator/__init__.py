@@ -1,1 +1,1 @@
-"""The reconciler: a pure core (`reconcile`), one loop (`controller`), one database door (`store`), and the machine side."""
+"""The reconciler: a pure core (`reconcile`), one loop (`controller`), one database door (`store`), the machine side."""

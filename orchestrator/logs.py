@@ -91,6 +91,11 @@ class LogWriter:
         """Where to go on after a restart: bytes that are stored."""
         return self._size
 
+    @property
+    def received(self) -> int:
+        """Bytes that have arrived: stored, or held because a secret may begin in them."""
+        return self._size + len(self._held)
+
     def write(self, offset: int, data: bytes) -> None:
         """Store `data`, whose first byte is byte `offset` of the machine's log. LogGap where bytes are missing."""
         end = self._size + len(self._held)

@@ -122,6 +122,7 @@ class Job:
     terminal_at: float | None = None  # nothing bills any more
     results_dir: str = ""
     wait_since: float | None = None  # since when it waits for capacity
+    max_cost: Decimal | None = None  # what the user allowed beyond the config's limits
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,7 @@ class Facts:
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     prepared: frozenset[str] = frozenset()  # "<rental>/<task>.<n>": code, data and resume point are verified there
     save_s: float = 0.0  # how long bringing home what is still on the machine would take, at the measured rate
+    collected_at: Mapping[str, float] = field(default_factory=dict)  # rental -> when results were last brought home
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
     limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit
     cut_off: bool = False  # no target and no provider answers: we are the ones cut off

@@ -109,7 +109,7 @@ def successor(draft: Draft) -> None:
     if job.cancel_at is not None:
         draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled with no machine rented"))
         return
-    if not all(_out_of_the_way(facts, r) for r in facts.rentals):
+    if not all(_out_of_the_way(r) for r in facts.rentals):
         draft.say("RECOVERING", "waiting until the lost machine can no longer write")
         return
     if _exhausted(draft):
@@ -122,17 +122,10 @@ def successor(draft: Draft) -> None:
     _open(draft, facts.offers or ())
 
 
-def _out_of_the_way(facts: Facts, rental: RentalFacts) -> bool:
-    """By stored facts: gone, quiesced, or on its way out with every run dead and its key closed."""
+def _out_of_the_way(rental: RentalFacts) -> bool:
+    """By stored facts: its user code can never run again."""
     row = rental.rental
-    if row.phase is RentalPhase.GONE or row.quiesced_at is not None:
-        return True
-    runs = [a for a in facts.assignments if a.rental == row.id]
-    return (
-        row.phase is RentalPhase.RELEASING
-        and row.provider_id is not None
-        and all(a.closed_at is not None for a in runs)
-    )
+    return row.phase is RentalPhase.GONE or row.quiesced_at is not None
 
 
 def _exhausted(draft: Draft) -> bool:

@@ -224,7 +224,10 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     if assignment.key in facts.checkpoints_left:
         draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n))
     elif why is None and draft.policy.results and stage == "run":
-        draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False))
+        due = max(facts.collected_at.get(row.id, 0.0), assignment.ordered_at or 0.0) + COLLECT_EVERY_S
+        draft.wake(due)
+        if draft.now >= due:
+            draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False))
 
 
 def _stop_unreachable(draft: Draft, rental: RentalFacts, why: SignalWhy | None) -> None:

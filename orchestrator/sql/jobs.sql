@@ -2,9 +2,9 @@
 
 -- name: add_job
 INSERT INTO jobs (id, name, run, spec, spec_hash, snapshot, base_dir, created_at, owner, price_cap, currency,
-                  data_manifests, resumed_from, results_dir)
+                  data_manifests, resumed_from, results_dir, max_cost)
 VALUES (:id, :name, :run, :spec, :spec_hash, :snapshot, :base_dir, :created_at, :owner, :price_cap, :currency,
-        :data_manifests, :resumed_from, :results_dir);
+        :data_manifests, :resumed_from, :results_dir, :max_cost);
 
 -- name: add_task
 INSERT INTO tasks (job, id, params) VALUES (:job, :id, :params);

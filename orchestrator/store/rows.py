@@ -151,6 +151,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
         "spec": json.loads,
         "data_manifests": json.loads,
         "price_cap": _maybe(Decimal),
+        "max_cost": _maybe(Decimal),
         "cancel_now": bool,
         "outcome": _maybe(Outcome),
         "reason": _maybe(Reason),

@@ -28,7 +28,7 @@ class Wishes(Decisions):
                 "add_job", id=job.id, name=job.name, run=job.run, spec=text(job.spec), spec_hash=job.spec_hash,
                 snapshot=job.snapshot, base_dir=job.base_dir, created_at=job.created_at, owner=job.owner,
                 price_cap=money(job.price_cap), currency=job.currency, data_manifests=text(job.data_manifests),
-                resumed_from=job.resumed_from, results_dir=job.results_dir,
+                resumed_from=job.resumed_from, results_dir=job.results_dir, max_cost=money(job.max_cost),
             )  # fmt: skip
             for task in tasks:
                 self._run("add_task", job=job.id, id=task.id, params=text(task.params))

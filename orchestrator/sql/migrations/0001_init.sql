@@ -33,6 +33,7 @@ CREATE TABLE jobs (
     terminal_at    REAL,
     results_dir    TEXT NOT NULL DEFAULT '',
     wait_since     REAL,
+    max_cost       TEXT,
     UNIQUE (name, run)
 ) STRICT;
 -- One live run of a name: the same name is the same job.

@@ -1,0 +1,98 @@
+"""Accounts at providers: adapters by name, and one listing per account, region and tick whatever the number of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from orchestrator.clock import Clock
+from orchestrator.home import Home
+from orchestrator.messages import Message
+from orchestrator.model import Rental, RentalPhase
+from orchestrator.watch import RegionWatch
+from providers.base import Caps, GpuRow, Provider, ProviderConfig
+from providers.registry import get_provider
+
+LIST_EVERY_S = 30.0  # steady state: every open machine is also watched over its own connection
+LIST_SOON_S = 2.0  # while something is being born or released
+SWEEP_EVERY_S = 300.0  # accounts with tombstones only: late births
+
+Region = tuple[str, str, str]  # provider, account, region
+
+
+class Accounts:
+    """The adapters in use and their region watchers. Only the loop's thread calls it, workers call `get`."""
+
+    def __init__(
+        self,
+        home: Home,
+        deployment: str,
+        settings: Mapping[str, Mapping[str, Any]],
+        clock: Clock,
+        post: Callable[[Message], None],
+        make: Callable[[str, ProviderConfig], Provider] = get_provider,
+    ) -> None:
+        from jobspecs.gpu_table import GPU_CLASSES
+
+        gpus = tuple(GpuRow(gpu.name, gpu.vram_gb) for gpu in GPU_CLASSES)
+        self._config = {name: ProviderConfig(deployment, home.state, gpus, block) for name, block in settings.items()}
+        self._default = ProviderConfig(deployment, home.state, gpus)
+        self._clock, self._post, self._make = clock, post, make
+        self._made: dict[str, Provider] = {}
+        self._regions: dict[Region, RegionWatch] = {}
+        self._due: dict[Region, float] = {}
+
+    @property
+    def configured(self) -> tuple[str, ...]:
+        """What a spec without `providers` may use: every configured one, never `local`."""
+        return tuple(name for name in self._config if name != "local")
+
+    def get(self, name: str) -> Provider:
+        """The adapter, made at first use. Raises what `registry.get_provider` raises."""
+        if name not in self._made:
+            self._made[name] = self._make(name, self._config.get(name, self._default))
+        return self._made[name]
+
+    def caps(self, name: str) -> Caps:
+        """What the provider can do."""
+        return self.get(name).caps
+
+    def list_due(self, rentals: Iterable[Rental], tombstones: Iterable[Rental]) -> None:
+        """Ask for the listings that are due now: often where something is being born or released."""
+        now = self._clock.boot()
+        pace: dict[Region, float] = {}
+        for rental in rentals:
+            region = region_of(rental)
+            steady = rental.phase is RentalPhase.LIVE and rental.ready_at is not None
+            pace[region] = min(pace.get(region, LIST_EVERY_S), LIST_EVERY_S if steady else LIST_SOON_S)
+        for rental in tombstones:
+            pace.setdefault(region_of(rental), SWEEP_EVERY_S)
+        for region, every in pace.items():
+            if now - self._due.get(region, -1e12) >= every:
+                self._due[region] = now
+                self._watch(region).ask()
+
+    def list_now(self) -> None:
+        """Forget when the last listings were: all are due."""
+        self._due.clear()
+
+    def next_due(self, rentals: Iterable[Rental]) -> float:
+        """Boot time of the next listing; infinity when there is nothing to list."""
+        times = [self._due.get(region_of(r), 0.0) + LIST_SOON_S for r in rentals if r.ready_at is None]
+        times += [self._due.get(region_of(r), 0.0) + LIST_EVERY_S for r in rentals]
+        return min(times, default=float("inf"))
+
+    def stop(self) -> None:
+        """End the watchers."""
+        for watch in self._regions.values():
+            watch.stop()
+
+    def _watch(self, region: Region) -> RegionWatch:
+        if region not in self._regions:
+            self._regions[region] = RegionWatch(self.get(region[0]), region[2], self._clock, self._post)
+        return self._regions[region]
+
+
+def region_of(rental: Rental) -> Region:
+    """Where a rental is listed."""
+    return rental.offer.provider, rental.offer.account, rental.offer.region

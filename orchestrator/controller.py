@@ -1,0 +1,83 @@
+"""The only loop: observe, decide, execute, sleep until something happens. Run as `python -m orchestrator.controller`.
+
+- One controller a host: it holds the lock file for its life. A second one says so and ends.
+- Only this thread decides and writes; worker threads answer by messages on one queue.
+- Killing it at any moment loses nothing: the books hold what was decided, machines hold what runs, logs have cursors.
+- A turn takes what has arrived, answers requests, then decides about the jobs that are due or were touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from orchestrator.loop import Loop
+
+
+class AnotherController(Exception):
+    """The lock is held: another controller works on this state folder."""
+
+
+def hold_lock(path: Path, wait_s: float = 0.0) -> int:
+    """Take the controller's lock for the life of this process; the descriptor must stay open."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(fd)
+                raise AnotherController(f"{path} is held by another controller") from None
+            time.sleep(0.05)
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
+def main(ready: Callable[[Loop], None] | None = None) -> int:
+    """Run until told to stop. Exit 0 after a stop, 3 when it could not start; the reason goes to stderr."""
+    home = Home.from_env().make()
+    try:
+        hold_lock(home.lock, wait_s=1.0)
+    except AnotherController as error:
+        print(f"gpujob: {error}; `gpujob controller status` shows it", file=sys.stderr)
+        return 3
+    from orchestrator.door import Door
+
+    door = Door(home.socket)  # from here on requests are taken; what is slow to import comes after
+    from jobspecs.problems import SpecErrors
+    from orchestrator.books import BooksBroken
+    from orchestrator.loop import Loop
+    from orchestrator.store import StoreError
+
+    try:
+        loop = Loop(home, queue.SimpleQueue())
+    except (StoreError, BooksBroken, SpecErrors) as error:
+        print(f"gpujob: the controller cannot start: {error}", file=sys.stderr)
+        door.close()
+        return 3
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop())
+    door.serve(loop.poke)
+    if ready is not None:
+        ready(loop)
+    try:
+        return loop.run()
+    finally:
+        door.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

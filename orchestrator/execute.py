@@ -1,0 +1,249 @@
+"""Performs one effect and answers with a receipt; the only place where an effect reaches the world.
+
+- `context` is everything an effect needs, read by the loop: workers never open the books.
+- A receipt is done, refused (nothing happened), failed (repeat later) or ambiguous (nobody knows).
+- Provider calls run in a small pool of their own (provider, account, region), so that one hung region delays no other;
+  calls to machines run in a pool shared by all, each with its own time-out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator import actions as act
+from orchestrator.agent.hook import boot_hook
+from orchestrator.clock import Clock
+from orchestrator.home import Home
+from orchestrator.messages import Message, Receipt
+from orchestrator.model import Assignment, Facts, Job, Policy, Reason, Rental, RentalFacts, Unknown
+from orchestrator.ssh_errors import AgentRefused, SshError
+from providers.base import Boot, Offer, Provider, Ref, Tag
+from providers.errors import (
+    AccountGate,
+    Ambiguous,
+    AuthFailed,
+    Invalid,
+    NoFunds,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    Refused,
+)
+
+if TYPE_CHECKING:
+    from jobspecs.schema import JobSpec
+    from orchestrator.machine import Machines
+
+PROVIDER_THREADS = 4  # of one account and region: a create in flight must not hold up a destroy
+MACHINE_THREADS = 48  # transfers and agent calls of all machines together
+
+#: Refusals of an account that none of its other offers can mend, and what the job ends with if nothing else is left.
+ACCOUNT_REFUSALS: Mapping[type[Refused], Reason] = {
+    QuotaExceeded: Reason.QUOTA,
+    NoFunds: Reason.PROVIDER,
+    AuthFailed: Reason.PROVIDER,
+    AccountGate: Reason.PROVIDER,
+}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one effect works on, as the books had it when it was decided."""
+
+    job: Job
+    spec: JobSpec
+    policy: Policy
+    rental: Rental | None = None
+    assignment: Assignment | None = None
+    facts: Facts | None = None
+    seen: RentalFacts | None = None
+
+
+class Providers(Protocol):
+    """Where adapters come from; the simulator brings its own."""
+
+    def get(self, name: str) -> Provider: ...
+
+
+class Executor:
+    """Runs effects in worker threads and posts their receipts."""
+
+    def __init__(
+        self,
+        home: Home,
+        clock: Clock,
+        providers: Providers,
+        machines: Machines,
+        post: Callable[[Message], None],
+        deployment: str,
+        epoch: int,
+    ) -> None:
+        self._home, self._clock, self._providers, self._machines = home, clock, providers, machines
+        self._post, self._deployment, self._epoch = post, deployment, epoch
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._machine_pool = ThreadPoolExecutor(MACHINE_THREADS, "machine")
+        self._lock = threading.Lock()
+
+    def submit(self, effect: act.Effect, context: Context) -> None:
+        """Start `effect`; its receipt arrives on the queue."""
+        self._pool(effect, context).submit(self._run, effect, context)
+
+    def stop(self) -> None:
+        """Take nothing new; what runs is abandoned, since every effect is safe to repeat."""
+        for pool in (*self._pools.values(), self._machine_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pool(self, effect: act.Effect, context: Context) -> ThreadPoolExecutor:
+        if isinstance(effect, act.SendCreate | act.Look | act.Destroy) and context.rental is not None:
+            offer = context.rental.offer
+            key = f"{offer.provider}/{offer.account}/{offer.region}"
+        elif isinstance(effect, act.AskOffers):
+            key = "offers"
+        else:
+            return self._machine_pool
+        with self._lock:
+            if key not in self._pools:
+                self._pools[key] = ThreadPoolExecutor(PROVIDER_THREADS, key)
+            return self._pools[key]
+
+    def _run(self, effect: act.Effect, context: Context) -> None:
+        self._post(perform(effect, context, self))
+
+    # --- what `perform` calls -----------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """UTC, for the receipt."""
+        return self._clock.utc()
+
+    def ask_offers(self, effect: act.AskOffers, context: Context) -> Mapping[str, Any]:
+        """Prices of every provider that the job may use; a provider that fails is named, the others count."""
+        offers: list[Offer] = []
+        failed: dict[str, str] = {}
+        for name in effect.providers:
+            try:
+                offers += self._providers.get(name).offers(effect.ask)
+            except ProviderError as error:
+                failed[name] = f"{error.kind}: {error}"
+        if failed and not offers:
+            return {"offers": Unknown("; ".join(f"{k}: {v}" for k, v in failed.items()), self.now()), "failed": failed}
+        return {"offers": tuple(offers), "failed": failed}
+
+    def create(self, context: Context) -> Mapping[str, Any]:
+        """The one create call of the rental."""
+        from orchestrator import ssh
+
+        rental, job = _rental(context), context.job
+        provider = self._providers.get(rental.offer.provider)
+        caps = provider.caps
+        hook = boot_hook(
+            nonce=rental.nonce,
+            end=rental.end,
+            grace_s=int(context.policy.grace_s),
+            action="poweroff" if caps.power_off_allowed else "kill",
+            rental=rental.id,
+        )
+        key = ssh.new_key(self._home.rental(rental.id))
+        tag = Tag(self._deployment, rental.id, job.id, job.owner)
+        boot = Boot(hook, key, image=context.policy.ask.image, disk=context.policy.ask.disk_min)
+        return {"instance": provider.create(rental.offer, tag, rental.end, boot)}
+
+    def look(self, context: Context) -> Mapping[str, Any]:
+        """One point-get."""
+        rental = _rental(context)
+        if rental.provider_id is None:
+            return {"got": Unknown("its id at the provider is not known", self.now())}
+        offer = rental.offer
+        ref = Ref(offer.provider, offer.account, offer.region, rental.provider_id)
+        return {"got": self._providers.get(offer.provider).get(ref) or "missing"}
+
+    def destroy(self, effect: act.Destroy) -> Mapping[str, Any]:
+        """One destroy call; says nothing of completion."""
+        return {"ack": self._providers.get(effect.ref.provider).destroy(effect.ref)}
+
+    def move_end(self, effect: act.MoveEnd, context: Context) -> Mapping[str, Any]:
+        """The provider's timer and the machine's own; the later-acting one first when it moves out."""
+        rental = _rental(context)
+        provider = self._providers.get(rental.offer.provider)
+        ref = Ref(rental.offer.provider, rental.offer.account, rental.offer.region, rental.provider_id or "")
+        if provider.caps.server_ttl:
+            provider.set_expiry(ref, effect.end)
+        self._machines.arm(context, effect.end, provider.caps)
+        return {"got": provider.get(ref) or "missing"} if provider.caps.server_ttl else {}
+
+    @property
+    def machines(self) -> Machines:
+        """The machine side."""
+        return self._machines
+
+
+def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
+    """Do it, and say how it ended; never raises for anything that the world can do."""
+    job = context.job.id
+    try:
+        data = _dispatch(effect, context, doors)
+        return Receipt(effect, job, "done", doors.now(), data=data)
+    except RateLimited as error:
+        return Receipt(effect, job, "failed", doors.now(), str(error), retry_after_s=error.retry_after_s)
+    except Refused as error:
+        account = next((why for kind, why in ACCOUNT_REFUSALS.items() if isinstance(error, kind)), None)
+        fatal = account or (Reason.PROVIDER if isinstance(error, Invalid) else None)
+        return Receipt(effect, job, "refused", doors.now(), f"{error.kind}: {error}", fatal, data={"account": account})
+    except Ambiguous as error:
+        return Receipt(effect, job, "ambiguous", doors.now(), str(error))
+    except AgentRefused as error:
+        refused = {"epoch_refused": error.error == "epoch"}
+        return Receipt(effect, job, "refused", doors.now(), str(error), data=refused)
+    except SshError as error:
+        return Receipt(effect, job, "failed", doors.now(), str(error))
+    except WorkFailed as error:
+        return Receipt(effect, job, "failed", doors.now(), str(error), error.fatal)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return Receipt(effect, job, "failed", doors.now(), f"on this computer: {error.strerror or error}{where}")
+
+
+class WorkFailed(Exception):
+    """Machine-side work that did not succeed; `fatal` when repeating cannot help."""
+
+    def __init__(self, message: str, fatal: Reason | None = None) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[str, Any]:
+    machines = doors.machines
+    match effect:
+        case act.AskOffers():
+            return doors.ask_offers(effect, context)
+        case act.SendCreate():
+            return doors.create(context)
+        case act.Look():
+            return doors.look(context)
+        case act.Destroy():
+            return doors.destroy(effect)
+        case act.MoveEnd():
+            return doors.move_end(effect, context)
+        case act.Prepare():
+            return machines.prepare(context)
+        case act.SendOrder():
+            return machines.order(context)
+        case act.SendSignal():
+            return machines.signal(context, effect)
+        case act.SendClose():
+            return machines.close(context)
+        case act.MirrorCheckpoints():
+            return machines.mirror(context)
+        case act.CollectResults():
+            return machines.collect(context, effect)
+        case act.ListMirror():
+            return machines.list_mirror(context, effect.task)
+
+
+def _rental(context: Context) -> Rental:
+    if context.rental is None:
+        raise ValueError("this effect needs a rental")
+    return context.rental

@@ -1,0 +1,478 @@
+"""The controller's loop: one thread that takes messages, decides, commits, and hands effects to the executor."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestrator import actions as act
+from orchestrator import budget, lifecycle, placement
+from orchestrator.accounts import Accounts, Region, region_of
+from orchestrator.books import Books, Verdict
+from orchestrator.clock import Clock, GapDetector, SystemClock
+from orchestrator.config import load_config
+from orchestrator.execute import Context, Executor
+from orchestrator.home import Home
+from orchestrator.machine import Machines
+from orchestrator.messages import EventSeen, Listed, Lost, Message, Poke, ProgressSeen, Reached, Receipt, StatusSeen
+from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalFacts, RentalPhase, Unknown
+from orchestrator.observe import Observer
+from orchestrator.policy import policy_of
+from orchestrator.receipts import take_receipt
+from orchestrator.reconcile import reconcile
+from orchestrator.requests import answer, month_start
+from orchestrator.store import Fenced, OverBudget, Store
+from orchestrator.sweep import confirmed, strays
+from orchestrator.transitions import IllegalStep
+from providers.base import Ref
+from providers.errors import ProviderError
+
+if TYPE_CHECKING:
+    from jobspecs.schema import JobSpec
+
+TURN_S = 1.0  # the longest turn: requests whose poke was lost are seen by then
+BILL_EVERY_S = 20.0  # what is spent is written this often; between two writes it is still inside the reserve
+SETTLE_LIMIT_S = 60.0  # after a start or a sleep, listings that do not answer hold decisions back this long
+REPEAT_S = 1.0  # an effect that succeeded and is still wanted runs again after this
+REST_RECLAIMED_S = 1800.0  # a pool that reclaimed counts dearer for this long
+REST_BAD_HOST_S = 7 * 86_400.0  # a bad machine is not rented again for a week
+ROUNDS = 6  # decisions in a row about one job within a turn: each follows from the writes of the one before
+
+log = structlog.get_logger()
+
+
+class Loop:
+    """Owns the books and the memory of what was seen. `run` returns when stopped."""
+
+    def __init__(
+        self,
+        home: Home,
+        messages: queue.SimpleQueue[Message],
+        clock: Clock | None = None,
+        accounts: Accounts | None = None,
+        machines: Machines | None = None,
+    ) -> None:
+        configure_log()
+        self.home, self.clock = home, clock or SystemClock()
+        self._messages = messages
+        self.config = load_config(home)
+        self.books = Books(home, known_deployment=_deployment_in(home))
+        seen = _what_books_say(home)
+        self.verdict = self.books.check(*seen)
+        epoch = self.books.next_epoch(int(self.clock.utc() * 1000), seen[0])
+        self.store = Store.open_writer(home, epoch, outside=self.books)
+        self.accounts = accounts or Accounts(
+            home, self.books.deployment, self.config.providers, self.clock, messages.put
+        )
+        self.observer = Observer(self.store, self.accounts)
+        self.machines = machines or Machines(home, self.clock, messages.put, epoch)
+        self.executor = Executor(
+            home, self.clock, self.accounts, self.machines, messages.put, self.books.deployment, epoch
+        )
+        self._specs: dict[str, tuple[str, JobSpec, Policy]] = {}
+        self.in_flight: set[str] = set()
+        self.not_before: dict[str, float] = {}
+        self._due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
+        self._stray_counts: dict[Ref, int] = {}
+        self._gaps = GapDetector(self.clock)
+        self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
+        self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
+        self._billed_at = 0.0
+        self._stopping = False
+        self.fenced = False
+        log.info("started", epoch=epoch, books=str(self.verdict), jobs=len(self._due))
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """Look around now. Callable from any thread."""
+        self._messages.put(Poke())
+
+    def stop(self) -> None:
+        """End after this turn; nothing of the jobs is touched. Callable from a signal handler."""
+        self._stopping = True
+        self._messages.put(Poke())
+
+    def run(self) -> int:
+        """Turn until stopped. Exit 0; 3 when a newer controller has taken the books over."""
+        try:
+            while not self._stopping:
+                self.turn(self._wait())
+        except Fenced as error:
+            log.error("fenced", error=str(error))
+            return 3
+        finally:
+            self.machines.stop()
+            self.accounts.stop()
+            self.executor.stop()
+            self.store.close()
+            log.info("stopped")
+        return 0
+
+    def _wait(self) -> list[Message]:
+        """Everything that has arrived, after waiting for the first message or for what is due."""
+        now = self.clock.boot()
+        wake = min([TURN_S, *(at - now for at in self._due.values())])
+        taken: list[Message] = []
+        try:
+            taken.append(self._messages.get(timeout=max(0.0, min(wake, TURN_S))))
+            while True:
+                taken.append(self._messages.get_nowait())
+        except queue.Empty:
+            return taken
+
+    def turn(self, messages: list[Message]) -> None:
+        """One turn of the loop."""
+        gap = self._gaps.look()
+        if gap is not None:
+            self._after_gap(str(gap))
+        for message in messages:
+            self._take(message)
+        for request in self.store.open_requests():
+            answer(self, request)
+        rentals = self.store.open_rentals()
+        self.accounts.list_due(rentals, self.store.tombstones(self.clock.utc()))
+        self._bill(rentals)
+        self._settle()
+        now = self.clock.boot()
+        for job in [job for job, at in self._due.items() if at <= now]:
+            self.decide(job)
+
+    def touch(self, job: str) -> None:
+        """Something happened to the job: decide in this turn."""
+        if job:
+            self._due[job] = 0.0
+
+    def _after_gap(self, gap: str) -> None:
+        """The computer slept, or its clock was set: look at everything before acting on anything."""
+        log.warning("gap", gap=gap)
+        self.observer.settled = False
+        self._unsettled = {region_of(r) for r in self.store.open_rentals()}
+        self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
+        self.accounts.list_now()
+        for seen in self.observer.rentals.values():
+            seen.forget_silence()
+        self.store.add_journal(self.clock.utc(), "gap", gap)
+
+    def _settle(self) -> None:
+        if not self.observer.settled and (not self._unsettled or self.clock.boot() >= self._unsettled_until):
+            self.observer.settled = True
+            for job in self._due:
+                self._due[job] = 0.0
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Listed():
+                self._listed(message)
+            case Reached() | StatusSeen() | Lost() | EventSeen() | ProgressSeen():
+                self._heard(message)
+            case Receipt():
+                self.in_flight.discard(f"{message.job}/{message.action.key}")
+                take_receipt(self, message)
+                self.touch(message.job)
+            case Poke():
+                pass
+
+    def _listed(self, message: Listed) -> None:
+        region = (message.provider, message.account, message.region)
+        self._unsettled.discard(region)
+        unknown = isinstance(message.listing, Unknown)
+        if unknown:
+            self.observer.saw_dark(self.clock.boot())
+        else:
+            self.observer.saw_light()
+        for rental in self.store.open_rentals():
+            if region_of(rental) != region:
+                continue
+            seen = self.observer.of(rental.id)
+            before = seen.sight
+            seen.listed(rental, message.listing, message.began, self.clock.boot())
+            steady = replace(seen.sight, seen_at=None) == replace(before, seen_at=None)
+            if not steady or rental.phase is not RentalPhase.LIVE:
+                self.touch(rental.job)
+        if not unknown:
+            self._sweep(message)
+
+    def _sweep(self, message: Listed) -> None:
+        """Late births and forgotten machines of this deployment."""
+        assert not isinstance(message.listing, Unknown)
+        known = {r.id: r for r in (*self.store.open_rentals(), *self.store.tombstones(self.clock.utc()))}
+        found = strays(
+            message.listing, self.books.deployment, known, self.accounts.caps(message.provider).dead_statuses
+        )
+        for stray in confirmed(self._stray_counts, found):
+            rental = known.get(stray.rental)
+            text = f"{message.provider} {stray.ref.id} carries our tag"
+            if rental is None:
+                # Our books are lost, or the row is older than its tombstone: the user decides (audit, adopt, prune)
+                self._alarm("", act.Alarm("unknown-machine", f"{text}, but the books do not know it", stray.ref.id))
+                continue
+            self._alarm(rental.job, act.Alarm("late-birth", f"{text} of a rental that was gone", rental.id))
+            job = self.store.job(rental.job)
+            self.submit(job, act.Destroy(rental.id, stray.ref, Reason.ORPHAN), rental)
+
+    def _alarm(self, job: str, alarm: act.Alarm) -> None:
+        if self.store.apply(job, [alarm], self.clock.utc()).alarms:
+            log.warning("alarm", job=job, kind=alarm.kind, text=alarm.text)
+
+    def _heard(self, message: Reached | StatusSeen | Lost | EventSeen | ProgressSeen) -> None:
+        watched = self.machines.job_of(message.rental)
+        if watched is None:
+            return  # the last words of a watcher that was stopped
+        seen, now = self.observer.of(message.rental), self.clock.utc()
+        match message:
+            case Reached(status=status):
+                self.observer.saw_light()
+                seen.reached(status)
+            case StatusSeen(status=status):
+                seen.status(status)
+            case Lost():
+                if message.epoch_refused:
+                    self.step_aside(message.trouble)
+                seen.lost(message.trouble, message.tried_s, now, message.epoch_refused)
+                if seen.machine.failures == 1:
+                    log.info("lost", rental=message.rental, trouble=message.trouble)
+            case EventSeen(event=event):
+                self._event(watched, message.rental, event)
+                return
+            case ProgressSeen():
+                task, _, n = message.run.rpartition(".")
+                self.store.progress_seen(watched, task, int(n), now, step=message.step, total=message.total)
+                return
+        self.touch(watched)
+
+    def _event(self, job: str, rental: str, event: Mapping[str, Any]) -> None:
+        """Samples become the run's newest sample; the rest goes to the journal."""
+        now, kind = self.clock.utc(), str(event.get("t", ""))[:20]
+        run = str(event.get("run", ""))
+        if kind == "sample":
+            current = [a for a in self.store.assignments(job) if a.rental == rental]
+            if current:
+                last = max(current, key=lambda a: a.n)
+                self.store.progress_seen(job, last.task, last.n, now, sample=event)
+        elif kind in ("stage", "checkpoint", "notice", "signal", "exit", "saving", "ending"):
+            words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
+            self.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
+        if kind in ("exit", "notice") or run:
+            self.touch(job)
+
+    def step_aside(self, why: str) -> None:
+        """A machine has met a newer controller: ours are old books. Decide nothing more; nothing is harmed."""
+        if not self.fenced:
+            self.fenced = True
+            log.error("stepped aside", why=why)
+
+    # --- money --------------------------------------------------------------------------------------------------------
+
+    def _bill(self, rentals: tuple[Rental, ...], force: str = "") -> None:
+        boot = self.clock.boot()
+        if not force and boot - self._billed_at < BILL_EVERY_S:
+            return
+        if not force:
+            self._billed_at = boot
+        now = self.clock.utc()
+        for rental in rentals:
+            if force in ("", rental.id) and rental.create_sent_at is not None and rental.phase is not RentalPhase.GONE:
+                self.bill(rental, now)
+
+    def bill(self, rental: Rental, until: float) -> None:
+        """Write what one rental has cost until then."""
+        if rental.create_sent_at is None or rental.provider_id is None:
+            return
+        amount = budget.cost(until - rental.create_sent_at, rental.offer)
+        self.store.bill(rental.id, "instance", amount, until, play=self.accounts.caps(rental.offer.provider).play)
+
+    def limits_left(self, job: Job) -> Decimal | None:
+        """What the config's limits leave for this job; play money has none."""
+        limit = self.config.limits.per_month
+        providers = job.spec.get("providers") or self.accounts.configured
+        if limit is None or job.max_cost is not None or all(self.accounts.caps(name).play for name in providers):
+            return None
+        now = self.clock.utc()
+        rates = self.config.rates_to(job.currency)
+        used = self.store.committed_since(month_start(now), now, job.currency, rates)
+        return limit.amount * rates.get(limit.currency, Decimal(1)) - used
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    def spec_of(self, job: Job) -> tuple[JobSpec, Policy]:
+        """The spec and policy of a job, parsed once per edit."""
+        from jobspecs.schema import from_document
+
+        key = f"{job.spec_hash}/{job.price_cap}"
+        known = self._specs.get(job.id)
+        if known is None or known[0] != key:
+            spec = from_document(job.spec)
+            policy = policy_of(spec, job)
+            if not policy.providers:
+                policy = replace(policy, providers=self.accounts.configured)
+            known = (key, spec, policy)
+            self._specs[job.id] = known
+        return known[1], known[2]
+
+    def decide(self, job_id: str) -> None:
+        """Decide about one job until its decisions write nothing more."""
+        if self.fenced or self.verdict is not Verdict.OK:
+            self._due[job_id] = self.clock.boot() + 60.0
+            return
+        for _ in range(ROUNDS):
+            job = self.store.job(job_id)
+            if job.terminal_at is not None:
+                self._finished(job)
+                return
+            spec, policy = self.spec_of(job)
+            now = self.clock.utc()
+            try:
+                facts = self.observer.facts(job, now, self.limits_left(job))
+            except ProviderError as error:
+                self._due[job_id] = self.clock.boot() + 30.0
+                log.error("facts", job=job_id, error=str(error))
+                return
+            decision = reconcile(facts, policy)
+            changed = self._commit(job, facts, policy, [a for a in decision.actions if isinstance(a, act.Write)])
+            if changed:
+                continue  # facts have moved: decide again before anything is sent
+            self.watch(facts, spec)
+            self._due[job_id] = self.clock.boot() + max(0.05, decision.wake_at - now)
+            for action in decision.actions:
+                if isinstance(action, act.Effect):
+                    self.effect(job, spec, policy, facts, action)
+            return
+        self._due[job_id] = self.clock.boot() + REPEAT_S
+
+    def _commit(self, job: Job, facts: Facts, policy: Policy, writes: list[act.Write]) -> bool:
+        """Commit a decision's writes; True when anything changed."""
+        if not writes:
+            return False
+        now = self.clock.utc()
+        for index, write in enumerate(writes):
+            if isinstance(write, act.SetOutcome):
+                writes[index] = self.machines.explain(job, write, facts)
+            elif isinstance(write, act.StoreGone) and not write.never_made:
+                self._bill(self.store.rentals(job.id), force=write.rental)
+            elif isinstance(write, act.Release):
+                self._remember(write, facts)
+        try:
+            applied = self.store.apply(
+                job.id, writes, now, budget=policy.budget, rates=self.config.rates_to(job.currency)
+            )
+        except OverBudget as error:
+            log.warning("over budget", job=job.id, error=str(error))
+            return False
+        except IllegalStep as error:
+            log.error("illegal step", job=job.id, error=str(error), writes=[type(w).__name__ for w in writes])
+            return False
+        for write in writes:
+            log.info("write", job=job.id, kind=type(write).__name__, rental=getattr(write, "rental", ""))
+        return applied.changed > 0
+
+    def _remember(self, write: act.Release, facts: Facts) -> None:
+        """What a release teaches: a pool that reclaims, a host that is bad, and doubt about our own eyes."""
+        mine = next(r for r in facts.rentals if r.rental.id == write.rental)
+        offer, now = mine.rental.offer, self.clock.utc()
+        if write.reason is Reason.INTERRUPTED and offer.spot:
+            self.store.rest(placement.reclaimed_key(offer), now + REST_RECLAIMED_S, "reclaimed lately", now)
+        if write.reason is Reason.BAD_HOST and mine.rental.machine_id:
+            key = f"machine:{offer.provider}/{mine.rental.machine_id}"
+            self.store.rest(key, now + REST_BAD_HOST_S, write.detail, now)
+        given_up = write.reason in (Reason.UNREACHABLE, Reason.INTERRUPTED)
+        if given_up and not lifecycle.dead(mine) and not mine.machine.connected:
+            self.observer.count_doubtful(now)
+
+    def _finished(self, job: Job) -> None:
+        self._due.pop(job.id, None)
+        self._specs.pop(job.id, None)
+        self.observer.forget(job.id, self.store.rentals(job.id))
+        self.machines.forget(job)
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def watch(self, facts: Facts, spec: JobSpec) -> None:
+        """Keep a connection to every live machine, and to no other."""
+        for rental in facts.rentals:
+            if rental.rental.phase is RentalPhase.LIVE:
+                self.machines.watch(rental, facts.job, spec)
+            else:
+                self.machines.unwatch(rental.rental.id)
+
+    def effect(self, job: Job, spec: JobSpec, policy: Policy, facts: Facts, action: act.Effect) -> None:
+        """Start one effect, unless it runs already or rests after a failure."""
+        flight = f"{job.id}/{action.key}"
+        not_before = self.not_before.get(flight, 0.0)
+        if flight in self.in_flight:
+            return
+        if not_before > self.clock.boot():
+            self._due[job.id] = min(self._due[job.id], not_before)
+            return
+        rental = next((r for r in facts.rentals if r.rental.id == getattr(action, "rental", "")), None)
+        self.submit(job, action, rental.rental if rental else None, rental, facts, spec, policy)
+
+    def submit(
+        self,
+        job: Job,
+        action: act.Effect,
+        rental: Rental | None,
+        seen: RentalFacts | None = None,
+        facts: Facts | None = None,
+        spec: JobSpec | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """Hand one effect to the executor; what must be committed before it is committed here."""
+        if spec is None or policy is None:
+            spec, policy = self.spec_of(job)
+        now = self.clock.utc()
+        try:
+            if isinstance(action, act.SendCreate):
+                self.store.create_sent(action.rental, now)
+            elif isinstance(action, act.Destroy) and rental is not None and action.ref.id == rental.provider_id:
+                self.store.destroy_sent(action.rental, now)
+        except IllegalStep as error:
+            log.warning("not sent", job=job.id, action=action.key, why=str(error))
+            return
+        self.in_flight.add(f"{job.id}/{action.key}")
+        assignment = None
+        if facts is not None and hasattr(action, "task") and hasattr(action, "n"):
+            assignment = next((a for a in facts.assignments if (a.task, a.n) == (action.task, action.n)), None)
+        log.info("effect", job=job.id, action=type(action).__name__, key=action.key)
+        self.executor.submit(action, Context(job, spec, policy, rental, assignment, facts, seen))
+
+
+def configure_log() -> None:
+    """JSON lines on stderr, which is the controller's log file when it runs in the background."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(_stderr()),
+    )
+
+
+def _stderr() -> Any:
+    import sys
+
+    return sys.stderr
+
+
+def _what_books_say(home: Home) -> tuple[int, str, int]:
+    """Epoch, deployment and number of rentals as the database has them; nothing where there is none."""
+    from orchestrator.store import StoreMissing, StoreTooOld
+
+    try:
+        with Store.open_reader(home) as reader:
+            return reader.stored_epoch(), reader.deployment(), reader.count_rentals()
+    except (StoreMissing, StoreTooOld):
+        return 0, "", 0
+
+
+def _deployment_in(home: Home) -> str:
+    return _what_books_say(home)[1]

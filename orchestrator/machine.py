@@ -1,0 +1,384 @@
+"""The machine side of every effect: what is sent to a machine, what is asked of its agent, what is brought home.
+
+Runs in worker threads with a frozen context; opens no books. Secrets are read from their 0600 files at the moment they
+are sent, and travel only inside an order on a connection that has proved the rental's nonce.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import actions as act
+from orchestrator import artifacts, checkpoints, logs, secrets, snapshot, ssh, sync
+from orchestrator.clock import Clock
+from orchestrator.datasets import DataError
+from orchestrator.execute import Context, WorkFailed
+from orchestrator.home import Home
+from orchestrator.messages import Message
+from orchestrator.model import Assignment, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
+from orchestrator.ssh_errors import SshError, Unreachable
+from orchestrator.watch import MachineWatch
+from providers.base import Caps
+
+if TYPE_CHECKING:
+    from jobspecs.schema import JobSpec
+
+CALL_S = 30.0  # one agent call; a machine that needs longer is as good as silent
+CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
+LOG_TAIL_S = 15.0  # how long the last log bytes may take after a run has ended
+
+
+class Machines:
+    """Connections to all open machines, and the work on them."""
+
+    def __init__(self, home: Home, clock: Clock, post: Callable[[Message], None], epoch: int) -> None:
+        self._home, self._clock, self._post, self._epoch = home, clock, post, epoch
+        self._watches: dict[str, MachineWatch] = {}
+        self._jobs: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    # --- connections, called by the loop ------------------------------------------------------------------------------
+
+    def watch(self, rental: RentalFacts, job: Job, spec: JobSpec) -> None:
+        """Keep a connection to a live machine at the address where the provider shows it now."""
+        row, instance = rental.rental, rental.sight.instance
+        if instance is None or instance.endpoint is None:
+            return
+        target = ssh.Target(
+            row.id,
+            instance.endpoint.host,
+            instance.endpoint.port,
+            instance.endpoint.user,
+            instance.host_keys,
+            self._home.rental(row.id),
+        )
+        with self._lock:
+            known = self._watches.get(row.id)
+            if known is None:
+                known = self._new_watch(row, job, spec)
+        known.address(target)
+
+    def _new_watch(self, row: Rental, job: Job, spec: JobSpec) -> MachineWatch:
+        progress = spec.progress
+        watch = MachineWatch(
+            row.id,
+            job.id,
+            row.nonce,
+            self._home,
+            self._clock,
+            self._post,
+            secrets=tuple(secrets.load(self._home, job.id).values()),
+            progress_regex=progress.regex if progress is not None else None,
+            progress_total=float(progress.total) if progress is not None and progress.total else None,
+        )
+        self._watches[row.id], self._jobs[row.id] = watch, job.id
+        watch.start()
+        return watch
+
+    def unwatch(self, rental: str) -> None:
+        """End the connection to a machine that is being released."""
+        with self._lock:
+            watch = self._watches.pop(rental, None)
+            self._jobs.pop(rental, None)
+        if watch is not None:
+            watch.stop()
+
+    def job_of(self, rental: str) -> str | None:
+        """The job whose machine is watched under this rental; None when it is not."""
+        return self._jobs.get(rental)
+
+    def stop(self) -> None:
+        """End all connections; what runs on the machines goes on."""
+        for rental in list(self._watches):
+            self.unwatch(rental)
+
+    def forget(self, job: Job) -> None:
+        """A job is over: its secrets and keys are removed from this computer."""
+        secrets.forget(self._home, job.id)
+
+    # --- agent calls --------------------------------------------------------------------------------------------------
+
+    def arm(self, context: Context, end: float, caps: Caps) -> None:
+        """Move the machine's own deadline."""
+        rental = _rental(context)
+        self._ask(
+            rental,
+            "arm",
+            end=end,
+            now=self._clock.utc(),
+            grace_s=int(context.policy.grace_s),
+            action="poweroff" if caps.power_off_allowed else "kill",
+            notice_file=caps.spot_notice_file if rental.offer.spot else "",
+        )
+
+    def order(self, context: Context) -> Mapping[str, Any]:
+        """Order the run of (task, n), once ever."""
+        rental, run, spec, job = _rental(context), _run(context), context.spec, context.job
+        resume = run.resume_name
+        folder = spec.checkpoint is not None and spec.checkpoint.resume == "folder"
+        checkpoint = spec.checkpoint
+        answer = self._ask(
+            rental,
+            "order",
+            job=job.id,
+            task=run.task,
+            n=run.n,
+            workspace="base",
+            stages=stages(spec, job, run),
+            env={name: value for name, value in spec.env.items() if value is not None},
+            secrets=secrets.load(self._home, job.id),
+            resume_from=resume,
+            resume_mode="folder" if folder else "env",
+            signal=spec.grace.signal.removeprefix("SIG"),
+            grace_s=int(context.policy.grace_s),
+            checkpoint={
+                "path": checkpoint.path if checkpoint is not None and checkpoint.path != "." else "",
+                "pattern": checkpoint.pattern if checkpoint is not None else None,
+            },
+        )
+        return {"already": answer.get("already", False)}
+
+    def signal(self, context: Context, effect: act.SendSignal) -> Mapping[str, Any]:
+        """The job's own signal, and its grace."""
+        return self._ask(
+            _rental(context), "signal", job=context.job.id,
+            task=effect.task, n=effect.n, why=str(effect.why), grace_s=effect.grace_s,
+        )  # fmt: skip
+
+    def close(self, context: Context) -> Mapping[str, Any]:
+        """End what is left of a run, close its key, and have the whole log here."""
+        rental, run = _rental(context), _run(context)
+        answer = self._ask(rental, "close", timeout_s=CLOSE_S, job=context.job.id, task=run.task, n=run.n)
+        self._whole_logs(context, rental, run)
+        return {"dead": answer.get("dead") is True}
+
+    def _whole_logs(self, context: Context, rental: Rental, run: Assignment) -> None:
+        """Wait until the stream has brought every byte of the run's logs; a log that lags is said, not hidden."""
+        status = self._connection(rental).agent("status", {"nonce": rental.nonce}, CALL_S)
+        sizes = status.get("runs", {}).get(run.key, {}).get("logs", {})
+        watch = self._watches.get(rental.id)
+        until = self._clock.awake() + LOG_TAIL_S
+        while watch is not None and any(watch.received(run.key, s) < n for s, n in sizes.items() if isinstance(n, int)):
+            if self._clock.awake() >= until:
+                raise WorkFailed("the last bytes of the log have not arrived yet")
+            time.sleep(0.05)
+        if watch is not None:
+            watch.flush(run.key)
+
+    def _ask(self, rental: Rental, command: str, timeout_s: float = CALL_S, **payload: Any) -> dict[str, Any]:
+        document = {"epoch": self._epoch, "nonce": rental.nonce, **payload}
+        return self._connection(rental).agent(command, document, timeout_s)
+
+    def _connection(self, rental: Rental) -> ssh.Connection:
+        watch = self._watches.get(rental.id)
+        connection = watch.connection if watch is not None else None
+        if connection is None or not connection.alive:
+            raise Unreachable("there is no connection at the moment", reason="closed", where=rental.id)
+        return connection
+
+    # --- before the run -----------------------------------------------------------------------------------------------
+
+    def prepare(self, context: Context) -> Mapping[str, Any]:
+        """Code, data and the resume point: there, and verified there."""
+        rental, run, job = _rental(context), _run(context), context.job
+        connection = self._connection(rental)
+        folders = self._ask(rental, "prepare", job=job.id)
+        target = connection.target
+        began = time.monotonic()
+        if job.snapshot:
+            self._send_code(job, target, str(folders["code"]))
+        for source in context.spec.data:
+            self._send_data(context, connection, Path(job.base_dir, source.source), str(folders["data"]), source.path)
+        if run.resume_hash:
+            manifest = next(
+                (m for m in checkpoints.listing(self._home, job.id, run.task) if m.hash == run.resume_hash), None
+            )
+            if manifest is None:
+                raise WorkFailed(f"checkpoint {run.resume_name} is not in the mirror any more", Reason.CHECKPOINT)
+            remote = f"{folders['resume_root']}/{run.key}"
+            checkpoints.push_resume(connection, self._home, manifest, remote)
+        return {"seconds": time.monotonic() - began}
+
+    def _send_code(self, job: Job, target: ssh.Target, remote: str) -> None:
+        staging = self._home.job(job.id) / "code"
+        if not (staging / ".complete").exists():
+            snapshot.materialize(self._home, job.snapshot, staging / "tree")
+            (staging / ".complete").touch()
+        sync.push(target, staging / "tree", remote, delete=True)
+
+    def _send_data(self, context: Context, connection: ssh.Connection, source: Path, data: str, path: str) -> None:
+        """One local source of data: sent, and compared with the manifest that was taken at apply."""
+        from orchestrator import datasets
+
+        wanted = context.job.data_manifests.get(path)
+        remote = path if path.startswith("/") else f"{data}/{path}"
+        try:
+            now = datasets.manifest_of(source)
+        except DataError as error:
+            raise WorkFailed(str(error), Reason.DATA) from error
+        if wanted is not None and wanted.get("hash") != now.hash:
+            raise WorkFailed(f"{source} has changed since apply; `apply --replace` takes it as it is now", Reason.DATA)
+        sync.push(connection.target, source, remote, copy_links=True)
+        seen = connection.agent("manifest", {"path": remote, "hash": True, "pattern": ""}, 600.0)
+        differences = datasets.compare(now, seen.get("files", []))
+        if differences:
+            raise WorkFailed(
+                f"data {path}: {differences[0]}" + (f" (and {len(differences) - 1} more)" if differences[1:] else "")
+            )
+
+    # --- during and after the run -------------------------------------------------------------------------------------
+
+    def mirror(self, context: Context) -> Mapping[str, Any]:
+        """Make the newest complete checkpoints of a run durable here, manifest last; prune what retention allows."""
+        rental, run, job = _rental(context), _run(context), context.job
+        connection = self._connection(rental)
+        spec = context.spec.checkpoint
+        keep = spec.keep if spec is not None else 3
+        status = connection.agent("status", {"nonce": rental.nonce}, CALL_S)
+        from orchestrator.sightings import parse_status
+
+        seen = parse_status(status).runs.get(run.key)
+        complete = sorted((c for c in seen.checkpoints if c.complete), key=lambda c: (c.step, c.mtime)) if seen else []
+        folders = self._ask(rental, "prepare", job=job.id)
+        root = checkpoint_root(context.spec, str(folders["ckpt_root"]), run.key)
+        rows, sent, began = [], 0, time.monotonic()
+        for found in complete[-keep:]:
+            manifest = checkpoints.mirror_one(
+                connection,
+                self._home,
+                job.id,
+                run.task,
+                run.n,
+                found.name,
+                found.step,
+                f"{root}/{found.name}",
+                run.resume_hash,
+            )
+            rows.append(self._row(manifest))
+            sent += manifest.bytes
+        protected = {run.resume_hash} if run.resume_hash else set()
+        pruned = checkpoints.prune(self._home, job.id, run.task, keep, protected)
+        spent = time.monotonic() - began
+        return {
+            "rows": rows,
+            "pruned": [self._row(m) for m in pruned],
+            "mirrored": {(run.key, c.name, c.bytes, c.mtime) for c in complete},
+            "rate": sent / spent if sent and spent > 0.1 else None,
+        }
+
+    def list_mirror(self, context: Context, task: str) -> Mapping[str, Any]:
+        """The complete listing of a task's mirror."""
+        began = self._clock.utc()
+        found = checkpoints.listing(self._home, context.job.id, task)
+        return {"rows": [self._row(m) for m in found], "began": began}
+
+    def inherit(self, old: Job, new: Job, rows: tuple[CheckpointRow, ...]) -> list[CheckpointRow]:
+        """Take over the durable checkpoints of an earlier job: the same parts under new manifests of run 0."""
+        wanted = {row.hash for row in rows}
+        found = [m for m in checkpoints.listing(self._home, old.id, "t0") if m.hash in wanted]
+        return [self._row(m) for m in checkpoints.inherit(self._home, old.id, new.id, "t0", found)]
+
+    def _row(self, manifest: checkpoints.Manifest) -> CheckpointRow:
+        return CheckpointRow(
+            job=manifest.job,
+            task=manifest.task,
+            n=manifest.n,
+            name=manifest.name,
+            step=manifest.step,
+            seq=manifest.seq,
+            hash=manifest.hash,
+            bytes=manifest.bytes,
+            parent=manifest.parent or "",
+            verified_at=self._clock.utc(),
+        )
+
+    def collect(self, context: Context, effect: act.CollectResults) -> Mapping[str, Any]:
+        """Bring results home: bit by bit during the run; verified, recorded and published at its end."""
+        rental, run, job = _rental(context), _run(context), context.job
+        connection = self._connection(rental)
+        folders = self._ask(rental, "prepare", job=job.id)
+        plan = artifacts.plan_of(context.spec, success=effect.success)
+        out = f"{folders['out_root']}/{run.key}"
+        began = time.monotonic()
+        if not effect.final:
+            found = artifacts.collect(connection, self._home, job.id, run.task, run.n, out, plan, final=False)
+            return {"rate": _rate(found.bytes, began), "bytes_left": 0}
+        found = artifacts.collect(connection, self._home, job.id, run.task, run.n, out, plan, final=True)
+        if not found.verified:
+            raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
+        record = self._record(context, connection)
+        folder = artifacts.publish(self._home, job, run, plan, record)
+        return {"environment": record, "folder": str(folder) if folder else "", "rate": _rate(found.bytes, began)}
+
+    def _record(self, context: Context, connection: ssh.Connection) -> dict[str, Any]:
+        """What the run had and was: kept with the job and beside its results."""
+        rental, run, job = _rental(context), _run(context), context.job
+        try:
+            found = connection.agent("environment", {"job": job.id}, 60.0)
+        except SshError as error:
+            found = {"missing": str(error)}
+        found.pop("ok", None)
+        return {
+            "job": job.id,
+            "run": run.key,
+            "snapshot": job.snapshot,
+            "commit": job.spec.get("labels", {}).get("commit", ""),
+            "provider": rental.offer.provider,
+            "gpu": rental.offer.gpu,
+            "stand_in": rental.offer.stand_in,
+            **found,
+        }
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def explain(self, job: Job, write: act.SetOutcome, facts: Facts) -> act.SetOutcome:
+        """Add the log line that decided a failure."""
+        failed = [a for a in facts.assignments if a.exit is not None and a.exit.rc != 0]
+        if write.outcome is not Outcome.FAILED or write.reason is not Reason.FAILED or not failed:
+            return write
+        last = max(failed, key=lambda a: a.n)
+        assert last.exit is not None
+        line = logs.decisive_line(self._home.log(job.id, last.task, last.n, last.exit.stage))
+        return replace(write, detail=f"{write.detail}: {line}") if line else write
+
+
+def stages(spec: JobSpec, job: Job, run: Assignment) -> list[dict[str, str]]:
+    """setup once a machine, smoke in the first attempt only, then run."""
+    found: list[dict[str, str]] = []
+    if spec.setup:
+        once = hashlib.sha256(f"{job.snapshot}\0{spec.setup}".encode()).hexdigest()
+        found.append({"name": "setup", "script": spec.setup, "once": once})
+    if spec.smoke and run.n == 1:
+        found.append({"name": "smoke", "script": spec.smoke})
+    return [*found, {"name": "run", "script": spec.run}]
+
+
+def checkpoint_root(spec: JobSpec, ckpt_root: str, run: str) -> str:
+    """Where a run's checkpoints lie on the machine."""
+    path = spec.checkpoint.path if spec.checkpoint is not None else "."
+    if path.startswith("/"):
+        return path
+    return f"{ckpt_root}/{run}" if path == "." else f"{ckpt_root}/{run}/{path}"
+
+
+def _rate(sent: int, began: float) -> float | None:
+    spent = time.monotonic() - began
+    return sent / spent if sent > 100_000 and spent > 0.1 else None
+
+
+def _rental(context: Context) -> Rental:
+    if context.rental is None:
+        raise ValueError("this effect needs a rental")
+    return context.rental
+
+
+def _run(context: Context) -> Assignment:
+    if context.assignment is None:
+        raise ValueError("this effect needs a run")
+    return context.assignment

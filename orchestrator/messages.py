@@ -1,0 +1,88 @@
+"""What worker threads tell the loop. They never touch the database: they put one of these on the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.actions import Effect
+from orchestrator.model import Reason, Unknown
+from providers.base import Listing
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One complete listing of one account and region, or why there is none. `began` is UTC."""
+
+    provider: str
+    account: str
+    region: str
+    began: float
+    listing: Listing | Unknown
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A connection that proved the rental's nonce; `status` is the agent's first."""
+
+    rental: str
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StatusSeen:
+    """The agent's state changed."""
+
+    rental: str
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A connection broke, or an attempt failed. `tried_s`: awake seconds of the attempt and the wait before it."""
+
+    rental: str
+    trouble: str
+    tried_s: float
+    epoch_refused: bool = False
+
+
+@dataclass(frozen=True)
+class EventSeen:
+    """One of the agent's events."""
+
+    rental: str
+    event: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ProgressSeen:
+    """The job's own progress, read from its log."""
+
+    rental: str
+    run: str
+    step: float
+    total: float | None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """How one effect ended. `ambiguous`: it may or may not have happened. `fatal`: repeating cannot help."""
+
+    action: Effect
+    job: str
+    status: Literal["done", "refused", "ambiguous", "failed"]
+    at: float
+    detail: str = ""
+    fatal: Reason | None = None
+    retry_after_s: float | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Poke:
+    """Somebody appended a request, or wants the loop to look around."""
+
+
+Message = Listed | Reached | StatusSeen | Lost | EventSeen | ProgressSeen | Receipt | Poke

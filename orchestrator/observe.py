@@ -1,0 +1,135 @@
+"""Gathers the facts of one job: stored rows, and what this process has seen since it started.
+
+A failed look becomes `Unknown`, never an exception and never an empty answer. Losses of many machines at once are a
+reason to doubt our own eyes: then the brake holds back every decision by absence, and if nothing at all answers, we are
+the ones that are cut off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Protocol
+
+from orchestrator.model import Facts, Job, Rental, RentalFacts, RentalPhase, Trouble, Unknown
+from orchestrator.sightings import Sightings
+from orchestrator.store import Store
+from providers.base import Caps, Offer
+
+BRAKE_WINDOW_S = 600.0  # losses by absence or silence are counted over this
+BRAKE_MIN = 2
+BRAKE_SHARE = 0.2  # of the open rentals: more at once is an outage of the view, not of the machines
+CUT_OFF_AFTER_S = 30.0  # nothing answers for this long: it is us
+
+
+class CapsOf(Protocol):
+    """Where the capabilities of a provider come from."""
+
+    def caps(self, provider: str) -> Caps: ...
+
+
+@dataclass
+class JobMemory:
+    """What this process knows of one job beyond the books."""
+
+    offers: tuple[Offer, ...] | Unknown | None = None
+    offers_at: float | None = None
+    mirror_listed: dict[str, float] = field(default_factory=dict)
+    troubles: dict[str, Trouble] = field(default_factory=dict)
+    next_look_at: float = 0.0
+
+
+class Observer:
+    """The memory of the loop. Only the loop's thread touches it."""
+
+    def __init__(self, store: Store, caps: CapsOf) -> None:
+        self._store, self._caps = store, caps
+        self.rentals: dict[str, Sightings] = {}
+        self.jobs: dict[str, JobMemory] = {}
+        self.looked: dict[tuple[str, str, str], float] = {}  # account and region -> UTC of the last complete listing
+        self.settled = False
+        self._doubtful: deque[float] = deque()
+        self._dark_since: float | None = None
+
+    def of(self, rental: str) -> Sightings:
+        """The sightings of one rental, begun when first asked for."""
+        return self.rentals.setdefault(rental, Sightings())
+
+    def job(self, job: str) -> JobMemory:
+        """The memory of one job."""
+        return self.jobs.setdefault(job, JobMemory())
+
+    def forget(self, job: str, rentals: Iterable[Rental]) -> None:
+        """A job is terminal: nothing of it needs to be remembered."""
+        self.jobs.pop(job, None)
+        for rental in rentals:
+            self.rentals.pop(rental.id, None)
+
+    # --- doubt about ourselves ----------------------------------------------------------------------------------------
+
+    def count_doubtful(self, now: float) -> None:
+        """One machine was given up by absence or silence."""
+        self._doubtful.append(now)
+
+    def brake(self, now: float, open_rentals: int) -> bool:
+        """Whether so many were given up lately that the next one must wait for a person or for time."""
+        while self._doubtful and now - self._doubtful[0] > BRAKE_WINDOW_S:
+            self._doubtful.popleft()
+        return len(self._doubtful) >= max(BRAKE_MIN, BRAKE_SHARE * open_rentals) if open_rentals > BRAKE_MIN else False
+
+    def saw_light(self) -> None:
+        """Some provider or machine answered."""
+        self._dark_since = None
+
+    def saw_dark(self, now: float) -> None:
+        """A provider or machine did not answer, and none has since."""
+        if self._dark_since is None:
+            self._dark_since = now
+
+    def cut_off(self, now: float) -> bool:
+        """Nothing has answered for a while: the network that is down is ours (dstack#1551)."""
+        return self._dark_since is not None and now - self._dark_since >= CUT_OFF_AFTER_S
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    def facts(self, job: Job, now: float, limits_left: Decimal | None) -> Facts:
+        """Everything one decision may look at."""
+        store, memory = self._store, self.job(job.id)
+        spent = store.spent_by_rental(job.id)
+        assignments = store.assignments(job.id)
+        rentals = tuple(self._rental(r, spent) for r in store.rentals(job.id))
+        open_count = sum(1 for s in self.rentals.values() if s.sight.instance is not None)
+        prepared = {f"{r.rental.id}/{run}" for r in rentals for run in self.of(r.rental.id).prepared}
+        left = {a.key for a in assignments if a.rental in self.rentals and self.of(a.rental).checkpoints_left(a.key)}
+        return Facts(
+            now=now,
+            job=job,
+            tasks=store.tasks(job.id),
+            rentals=rentals,
+            assignments=assignments,
+            checkpoints=store.checkpoints(job.id),
+            mirror_listed=dict(memory.mirror_listed),
+            offers=memory.offers,
+            offers_at=memory.offers_at,
+            resting=store.resting(now),
+            troubles=dict(memory.troubles),
+            prepared=frozenset(prepared),
+            save_s=self._save_s(rentals),
+            collected_at={r.rental.id: self.of(r.rental.id).collected_at for r in rentals},
+            checkpoints_left=frozenset(left),
+            limits_left=limits_left,
+            cut_off=self.cut_off(now),
+            brake=self.brake(now, open_count),
+            settled=self.settled or not any(r.rental.open for r in rentals),
+        )
+
+    def _rental(self, rental: Rental, spent: Mapping[str, Decimal]) -> RentalFacts:
+        seen = self.of(rental.id) if rental.phase is not RentalPhase.GONE else Sightings()
+        caps = self._caps.caps(rental.offer.provider)
+        return RentalFacts(rental, caps, seen.sight, seen.machine, spent.get(rental.id, Decimal(0)))
+
+    def _save_s(self, rentals: tuple[RentalFacts, ...]) -> float:
+        """Seconds to bring home what is left on the open machines, at the rate of their last transfers."""
+        return max((self.of(r.rental.id).save_s() for r in rentals if r.rental.open), default=0.0)

@@ -1,0 +1,97 @@
+"""From the user's spec to the policy that the pure core decides by: where the core's defaults meet a spec."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal
+
+from jobspecs.gpus import GpuAsk
+from orchestrator.model import Job, Policy
+from providers.base import Ask, GpuWish
+
+if TYPE_CHECKING:
+    from jobspecs.schema import JobSpec
+
+
+def ask_of(spec: JobSpec) -> Ask:
+    """What a machine must have for `spec`, in the providers' words."""
+    disk = spec.disk
+    sizes = [size.bytes for size in (disk.system, disk.data) if size is not None] if disk is not None else []
+    regions = tuple(spec.regions)
+    image = spec.image if isinstance(spec.image, str) else ""
+    return Ask(
+        gpus=wishes(spec.gpu),
+        cpus_min=spec.cpus.low if spec.cpus is not None else 0,
+        memory_min=spec.memory.low if spec.memory is not None else 0,
+        disk_min=sum(sizes),
+        regions=regions,
+        spot=_spot(spec),
+        image=image,
+    )
+
+
+def wishes(ask: GpuAsk) -> tuple[GpuWish, ...]:
+    """Every class that satisfies the ask, with its count; empty for a machine without GPU."""
+    found: dict[tuple[str, int], GpuWish] = {}
+    for choice in ask.choices:
+        for gpu in choice.classes():
+            found.setdefault((gpu.name, choice.count), GpuWish(gpu.name, gpu.vram_gb, choice.count))
+    return tuple(found.values())
+
+
+def _spot(spec: JobSpec) -> bool | None:
+    if spec.spot is True:
+        return True
+    return None if spec.spot_allowed else False
+
+
+def policy_of(spec: JobSpec, job: Job) -> Policy:
+    """The policy of one job. `job` brings the price cap that was printed at apply."""
+    modes: dict[bool | str, Literal["auto", "always", "never"]] = {True: "always", False: "never", "auto": "auto"}
+    when = _results_on(spec)
+    return Policy(
+        ask=ask_of(spec),
+        spot=modes[spec.spot],
+        providers=tuple(spec.providers),
+        price_cap=spec.max_price.amount if spec.max_price is not None else job.price_cap,
+        budget=spec.budget.amount if spec.budget is not None else None,
+        ttl_s=float(spec.ttl.seconds),
+        grace_s=float(spec.grace.time.seconds),
+        retry_max=spec.retry.max,
+        retry_codes=frozenset(spec.retry.exit_codes),
+        resumable=spec.resumable,
+        checkpoints=spec.checkpoint is not None or spec.resumable,
+        wait_s=float(spec.wait.seconds),
+        hold_s=float(spec.hold_on_failure.seconds),
+        serve=spec.workload == "serve",
+        results=bool(when),
+        results_on=when,
+    )
+
+
+def _results_on(spec: JobSpec) -> frozenset[str]:
+    """After which ends results come home; empty for `artifacts: none`."""
+    both = frozenset({"success", "failure"})
+    if spec.artifacts == "none":
+        return frozenset()
+    if not spec.artifacts:
+        return both
+    ends: frozenset[str] = frozenset()
+    for artifact in spec.artifacts:
+        ends |= both if artifact.when == "always" else {artifact.when}
+    return ends
+
+
+def currency_of(spec: JobSpec) -> str:
+    """The currency that the job's limits are written in; USD when it has none."""
+    for money in (spec.budget, spec.max_price):
+        if money is not None:
+            return money.currency
+    return "USD"
+
+
+def price_cap_of(spec: JobSpec, cheapest: Decimal | None) -> Decimal | None:
+    """`max_price`, else 1.5 x the offer shown at apply."""
+    if spec.max_price is not None:
+        return spec.max_price.amount
+    return None if cheapest is None else (cheapest * Decimal("1.5")).quantize(Decimal("0.0001"))

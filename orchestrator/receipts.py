@@ -1,0 +1,188 @@
+"""What each receipt changes: rows of the books, and the memory of what was seen. Runs in the loop's thread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestrator import actions as act
+from orchestrator import placement
+from orchestrator.messages import Receipt
+from orchestrator.model import CreateOutcome, Rental, Trouble, Unknown
+from providers.base import DestroyAck, Instance
+
+if TYPE_CHECKING:
+    from orchestrator.loop import Loop
+
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MAX_S = 600.0  # a release never gives up, and never asks more often than this once it keeps failing
+REST_REFUSED_S = 60.0  # a pool that refused is asked again after this
+REST_ACCOUNT_S = 600.0  # an account that cannot work: a person may mend it meanwhile
+REPEAT_S = 1.0
+
+log = structlog.get_logger()
+
+
+def take_receipt(loop: Loop, receipt: Receipt) -> None:
+    """Store what an effect brought, and when it may run again."""
+    action = receipt.action
+    _pace(loop, receipt)
+    rental = _rental_of(loop, action)
+    match action:
+        case act.AskOffers():
+            _offers(loop, receipt, action)
+        case act.SendCreate():
+            assert rental is not None
+            _created(loop, receipt, rental)
+        case act.Look():
+            _looked(loop, receipt, action)
+        case act.Destroy():
+            _destroyed(loop, receipt, action, rental)
+        case act.MoveEnd():
+            _moved(loop, receipt, action)
+        case act.ListMirror():
+            _mirror_listed(loop, receipt, action)
+        case _:
+            _machine_work(loop, receipt, action)
+
+
+def _rental_of(loop: Loop, action: act.Effect) -> Rental | None:
+    name = getattr(action, "rental", "")
+    return loop.store.rental(name) if name else None
+
+
+def _pace(loop: Loop, receipt: Receipt) -> None:
+    """Failures back off by doubling; a success may be repeated after a second; both are remembered per key."""
+    memory, key = loop.observer.job(receipt.job), receipt.action.key
+    flight = f"{receipt.job}/{key}"
+    boot = loop.clock.boot()
+    if receipt.status == "done":
+        memory.troubles.pop(key, None)
+        loop.not_before[flight] = boot + (0.0 if isinstance(receipt.action, act.Look) else REPEAT_S)
+        return
+    old = memory.troubles.get(key)
+    count = (old.count if old else 0) + 1
+    first = old.first_at if old else receipt.at
+    memory.troubles[key] = Trouble(key, count, first, receipt.detail, receipt.fatal)
+    pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(count - 1, 10))
+    loop.not_before[flight] = boot + max(pause, receipt.retry_after_s or 0.0)
+    log.warning("effect failed", job=receipt.job, key=key, status=receipt.status, detail=receipt.detail, count=count)
+    if count in (1, 5) or count % 50 == 0:
+        text = f"{receipt.status}: {receipt.detail}"
+        rental = getattr(receipt.action, "rental", "")
+        loop.store.add_journal(
+            receipt.at, f"failed:{type(receipt.action).__name__}", text, job=receipt.job, rental=rental
+        )
+
+
+def _offers(loop: Loop, receipt: Receipt, action: act.AskOffers) -> None:
+    memory = loop.observer.job(receipt.job)
+    offers = receipt.data.get("offers", Unknown(receipt.detail, receipt.at))
+    memory.offers, memory.offers_at = offers, receipt.at
+    for name, why in receipt.data.get("failed", {}).items():
+        loop.store.add_journal(receipt.at, "offers-failed", f"{name}: {why}", job=receipt.job)
+    if not isinstance(offers, Unknown):
+        for name in action.providers:
+            mine = [offer for offer in offers if offer.provider == name]
+            if mine:
+                loop.store.put_prices(name, str(action.ask), mine, receipt.at)
+
+
+def _created(loop: Loop, receipt: Receipt, rental: Rental) -> None:
+    """The answer of the one create: made, refused, or nobody knows."""
+    instance = receipt.data.get("instance")
+    if receipt.status == "done" and isinstance(instance, Instance):
+        loop.store.create_result(rental.id, CreateOutcome.MADE, instance, "", receipt.at)
+        loop.observer.of(rental.id).got(instance, receipt.at)
+        return
+    if receipt.status != "refused":
+        loop.store.create_result(rental.id, CreateOutcome.AMBIGUOUS, None, receipt.detail, receipt.at)
+        loop.accounts.list_now()
+        return
+    loop.store.create_result(rental.id, CreateOutcome.REFUSED, None, receipt.detail, receipt.at)
+    loop.observer.job(receipt.job).offers_at = None  # prices that were refused are stale
+    if receipt.data.get("account"):
+        key = placement.account_key(rental.offer.provider, rental.offer.account)
+        loop.store.rest(key, receipt.at + REST_ACCOUNT_S, receipt.detail, receipt.at)
+        return
+    key = placement.pool_key(rental.offer)
+    loop.store.rest(key, receipt.at + REST_REFUSED_S, receipt.detail, receipt.at)
+
+
+def _looked(loop: Loop, receipt: Receipt, action: act.Look) -> None:
+    seen = loop.observer.of(action.rental)
+    got = receipt.data.get("got", Unknown(receipt.detail, receipt.at))
+    if isinstance(got, Unknown):
+        loop.observer.saw_dark(loop.clock.boot())
+    else:
+        loop.observer.saw_light()
+    seen.got(got, receipt.at)
+
+
+def _destroyed(loop: Loop, receipt: Receipt, action: act.Destroy, rental: Rental | None) -> None:
+    if receipt.status != "done" or rental is None:
+        return
+    if receipt.data.get("ack") is DestroyAck.ACKNOWLEDGED and action.ref.id == rental.provider_id:
+        loop.store.destroy_acked(rental.id, receipt.at)
+    loop.accounts.list_now()
+
+
+def _moved(loop: Loop, receipt: Receipt, action: act.MoveEnd) -> None:
+    """The machine and the provider confirmed: do not wait for their next word to believe it."""
+    if receipt.status != "done":
+        return
+    seen = loop.observer.of(action.rental)
+    if seen.machine.connected:
+        seen.machine = replace(seen.machine, end=action.end, end_confirmed=True)
+    got = receipt.data.get("got")
+    if got is not None:
+        seen.got(got, receipt.at)
+
+
+def _mirror_listed(loop: Loop, receipt: Receipt, action: act.ListMirror) -> None:
+    if receipt.status != "done":
+        return
+    known = {(c.task, c.n, c.hash) for c in loop.store.checkpoints(receipt.job)}
+    for row in receipt.data["rows"]:
+        if (row.task, row.n, row.hash) not in known:
+            loop.store.checkpoint_durable(row)
+    loop.observer.job(receipt.job).mirror_listed[action.task] = receipt.data["began"]
+
+
+def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
+    """Prepare, order, signal, close, mirror, collect."""
+    if receipt.data.get("epoch_refused"):
+        loop.step_aside(receipt.detail)
+    if receipt.status != "done":
+        return
+    seen, run = loop.observer.of(action.rental), f"{action.task}.{action.n}"
+    job, data = receipt.job, receipt.data
+    match action:
+        case act.Prepare():
+            seen.prepared.add(run)
+        case act.SendOrder():
+            loop.store.ordered(job, action.task, action.n, receipt.at)
+        case act.SendSignal():
+            known = seen.machine.runs.get(run)
+            if known is not None:
+                runs = {**seen.machine.runs, run: replace(known, signalled=action.why)}
+                seen.machine = replace(seen.machine, runs=runs)
+        case act.SendClose():
+            if data.get("dead"):
+                loop.store.closed(job, action.task, action.n, receipt.at)
+        case act.MirrorCheckpoints():
+            for row in data["rows"]:
+                loop.store.checkpoint_durable(row)
+            for row in data["pruned"]:
+                loop.store.checkpoint_pruned(job, row.task, row.n, row.hash, receipt.at)
+            seen.mirrored |= data["mirrored"]
+            seen.bytes_per_s = data.get("rate") or seen.bytes_per_s
+        case act.CollectResults():
+            seen.collected_at = receipt.at
+            seen.bytes_per_s = data.get("rate") or seen.bytes_per_s
+            seen.bytes_left = data.get("bytes_left", 0)
+            if action.final:
+                loop.store.environment(job, action.task, action.n, data["environment"])
+                loop.store.results_done(job, action.task, action.n, data["folder"], receipt.at)

@@ -1,0 +1,292 @@
+"""Answers to what verbs ask. A verb appends a row and waits for its answer; the change and the answer are one commit.
+
+A request that cannot be answered yet (`--replace` while the old run is still ending) stays open in the books, so it
+survives the controller; it is looked at again each turn.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import string
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestrator.books import Verdict
+from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
+from orchestrator.store import NoSuchJob
+from orchestrator.store.rows import Request
+from orchestrator.successor import deadline
+
+if TYPE_CHECKING:
+    from orchestrator.loop import Loop
+
+Answer = Mapping[str, Any] | None
+
+log = structlog.get_logger()
+
+
+class NotNow(Exception):
+    """The request is refused; `code` is the exit code of the verb."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def answer(loop: Loop, request: Request) -> None:
+    """Answer one open request, or leave it open."""
+    verb = VERBS.get(request.verb)
+    with loop.store.transaction():
+        try:
+            if verb is None:
+                raise NotNow(f"this controller does not know `{request.verb}`; restart it: gpujob controller stop")
+            said = verb(loop, request.args)
+        except NotNow as error:
+            said = {"ok": False, "error": str(error), "code": error.code}
+        except NoSuchJob as error:
+            said = {"ok": False, "error": str(error), "code": 2}
+        if said is not None:
+            loop.store.answer(request.id, said, loop.clock.utc())
+    if said is not None:
+        log.info("answered", verb=request.verb, ok=said.get("ok"), error=said.get("error", ""))
+
+
+def _ping(loop: Loop, _: Mapping[str, Any]) -> Answer:
+    return {"ok": True, "epoch": loop.store.epoch, "books": str(loop.verdict)}
+
+
+def _stop(loop: Loop, _: Mapping[str, Any]) -> Answer:
+    loop.stop()
+    return {"ok": True}
+
+
+def _cancel(loop: Loop, args: Mapping[str, Any]) -> Answer:
+    job = loop.store.job(str(args["job"]))
+    if job.terminal_at is not None:
+        return {"ok": True, "over": True, "outcome": job.outcome}
+    loop.store.cancel(job.id, loop.clock.utc(), at_once=bool(args.get("now")))
+    loop.touch(job.id)
+    return {"ok": True, "over": False}
+
+
+def _extend(loop: Loop, args: Mapping[str, Any]) -> Answer:
+    """Move the ttl; say which end binds now: the ttl, or the budget before it."""
+    job = loop.store.job(str(args["job"]))
+    if job.outcome is not None:
+        raise NotNow(f"{job.name} has ended ({job.outcome}): there is nothing to extend")
+    loop.store.extend(job.id, float(args["seconds"]), loop.clock.utc())
+    loop.touch(job.id)
+    loop.decide(job.id)
+    job = loop.store.job(job.id)
+    _, policy = loop.spec_of(job)
+    end, binds = deadline(job, policy, loop.clock.utc()), Reason.TTL
+    for rental in loop.store.rentals(job.id):
+        if rental.phase is RentalPhase.LIVE and rental.wanted_end < end - 1:
+            end, binds = rental.wanted_end, rental.end_reason
+    return {"ok": True, "end": end, "binds": str(binds)}
+
+
+# --- apply ------------------------------------------------------------------------------------------------------------
+
+
+def _apply(loop: Loop, args: Mapping[str, Any]) -> Answer:
+    """A new job, an edit of a live one, or the answer of a finished one."""
+    wish, mode = args["job"], str(args.get("mode", "new"))
+    if loop.verdict is not Verdict.OK:
+        raise NotNow(f"the books are {loop.verdict}: machines may run that they do not know; nothing is rented", 3)
+    old = _newest(loop, str(wish["name"]))
+    if old is not None and old.terminal_at is None:
+        return _apply_to_live(loop, old, wish, args, mode)
+    if old is not None and mode == "new":
+        settled = _finished_answer(loop, old, wish)
+        if settled is not None:
+            return settled
+    _check_limits(loop, wish, args)
+    inherit = old if mode == "replace" and not args.get("fresh") else None
+    return _create(loop, wish, inherit)
+
+
+def _apply_to_live(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[str, Any], mode: str) -> Answer:
+    if (
+        old.outcome is None
+        and old.cancel_at is None
+        and old.spec_hash == wish["spec_hash"]
+        and old.snapshot == wish["snapshot"]
+    ):
+        return {"ok": True, "id": old.id, "name": old.name, "run": old.run, "unchanged": True}
+    if mode == "replace":
+        return _replace(loop, old, wish, args)
+    if old.outcome is not None or old.cancel_at is not None:
+        raise NotNow(f"{old.name} is still ending; `gpujob wait {old.name} --for released`, then apply again")
+    edited = _live_edit(loop, old, wish)
+    return {"ok": True, "id": old.id, "name": old.name, "run": old.run, "unchanged": False, "edited": edited}
+
+
+def _live_edit(loop: Loop, old: Job, wish: Mapping[str, Any]) -> list[str]:
+    """Apply a change of live keys only; anything else needs `--replace`."""
+    from jobspecs.schema import from_document, live_changes
+
+    applicable, needs_replace = live_changes(from_document(old.spec), from_document(wish["spec"]))
+    if old.snapshot != wish["snapshot"]:
+        needs_replace = [*needs_replace, "workdir (its files changed)"]
+    if needs_replace:
+        what = ", ".join(needs_replace)
+        raise NotNow(f"{old.name} is running and {what} changed: `apply --replace` starts it anew from its checkpoints")
+    loop.store.edit_spec(old.id, wish["spec"], str(wish["spec_hash"]), _money(wish.get("price_cap")), loop.clock.utc())
+    loop.touch(old.id)
+    return list(applicable)
+
+
+def _replace(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[str, Any]) -> Answer:
+    """End the old run first; the request stays open until it is over."""
+    if old.base_dir != wish["base_dir"] and args.get("replace_name") != old.name:
+        raise NotNow(f"the live {old.name} was applied from {old.base_dir}; `--replace={old.name}` if it is meant")
+    if old.outcome is None and old.cancel_at is None:
+        _check_limits(loop, wish, args)
+        loop.store.cancel(old.id, loop.clock.utc())
+    elif old.held_until is not None:
+        loop.store.end_hold(old.id, loop.clock.utc())
+    loop.touch(old.id)
+    return None
+
+
+def _finished_answer(loop: Loop, old: Job, wish: Mapping[str, Any]) -> Answer:
+    """The last run is over: its result, an offer to resume, or None for a new run."""
+    same = old.spec_hash == wish["spec_hash"] and old.snapshot == wish["snapshot"]
+    found = {"id": old.id, "name": old.name, "run": old.run, "unchanged": True}
+    if same and old.outcome is Outcome.DONE:
+        return {"ok": True, "finished": True, "outcome": old.outcome, "results": old.results_dir, **found}
+    kept = loop.store.checkpoints(old.id)
+    if same:
+        words = f"{old.name}.{old.run} ended as {old.outcome} ({old.reason}): `gpujob resume {old.name}` goes on"
+        raise NotNow(f"{words} from {'its checkpoints' if kept else 'the start'}; `apply --again` starts anew")
+    if kept:
+        step = max(c.step for c in kept)
+        words = f"{old.name}.{old.run} left checkpoints up to step {step} and the spec or its files changed"
+        raise NotNow(f"{words}: `--replace` resumes from them, `--again` starts from the beginning")
+    return None
+
+
+def _check_limits(loop: Loop, wish: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    """The config's limits, against all that is spent and reserved; a `--max-cost` that covers the worst case wins."""
+    worst, limits = _money(wish.get("worst_case")), loop.config.limits
+    if worst is None or wish.get("play"):
+        return
+    covered = _money(args.get("max_cost"))
+    if covered is not None and covered >= worst:
+        return
+    rates = loop.config.rates_to(loop.config.currency)
+    worst = worst * rates.get(str(wish["currency"]), Decimal(1))
+    if limits.per_job is not None and worst > limits.per_job.amount:
+        raise NotNow(
+            f"the worst case of {worst:.2f} passes limits.per_job ({limits.per_job}); --max-cost {worst:.2f} allows it"
+        )
+    if limits.per_month is not None:
+        now = loop.clock.utc()
+        used = loop.store.committed_since(month_start(now), now, loop.config.currency, rates)
+        if used + worst > limits.per_month.amount:
+            words = f"this month has {used:.2f} spent or reserved; with the worst case of {worst:.2f} it would pass"
+            raise NotNow(f"{words} limits.per_month ({limits.per_month}); --max-cost {worst:.2f} allows it")
+    if limits.machines is not None and len(loop.store.active_jobs()) >= limits.machines:
+        raise NotNow(f"{limits.machines} jobs are live already (limits.machines); --max-cost {worst:.2f} allows it")
+
+
+def month_start(now: float) -> float:
+    """The first moment of the month, UTC."""
+    from datetime import UTC, datetime
+
+    moment = datetime.fromtimestamp(now, UTC)
+    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:
+    from jobspecs.names import cloud_name
+
+    name, now = str(wish["name"]), loop.clock.utc()
+    run = loop.store.next_run(name)
+    suffix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(4))
+    job = Job(
+        id=f"{cloud_name(name, max_len=40)}-{run}-{suffix}",
+        name=name,
+        run=run,
+        spec=wish["spec"],
+        spec_hash=str(wish["spec_hash"]),
+        snapshot=str(wish.get("snapshot") or ""),
+        base_dir=str(wish["base_dir"]),
+        created_at=now,
+        owner=str(wish.get("owner") or ""),
+        price_cap=_money(wish.get("price_cap")),
+        currency=str(wish.get("currency") or "USD"),
+        data_manifests=wish.get("data_manifests") or {},
+        resumed_from=inherit.id if inherit is not None else "",
+        results_dir=str(wish.get("results_dir") or ""),
+        max_cost=_money(wish.get("max_cost")),
+    )
+    _take_secrets(loop, str(wish.get("spool") or ""), job.id)
+    loop.store.add_job(job, [Task(job.id, "t0")])
+    if inherit is not None:
+        for row in loop.machines.inherit(inherit, job, loop.store.checkpoints(inherit.id)):
+            loop.store.checkpoint_durable(row)
+    loop.touch(job.id)
+    return {"ok": True, "id": job.id, "name": name, "run": run, "unchanged": False}
+
+
+def _take_secrets(loop: Loop, spool: str, job: str) -> None:
+    """The values that the verb left in a folder of its own become the job's."""
+    folder = loop.home.secrets(spool) if spool else None
+    if folder is not None and folder.is_dir() and folder.parent == loop.home.secrets(job).parent:
+        os.replace(folder, loop.home.secrets(job))
+
+
+def _resume(loop: Loop, args: Mapping[str, Any]) -> Answer:
+    """A new run of a job that ended without success, from its durable checkpoints."""
+    old = loop.store.job(str(args["job"]))
+    if old.terminal_at is None:
+        raise NotNow(f"{old.name} is not over; `gpujob extend {old.name} TIME` moves its end")
+    if old.outcome is Outcome.DONE:
+        raise NotNow(f"{old.name}.{old.run} is done; `gpujob apply --again` runs it anew")
+    newest = _newest(loop, old.name)
+    if newest is not None and newest.id != old.id and newest.terminal_at is None:
+        raise NotNow(f"{newest.name}.{newest.run} is live")
+    spec = {**old.spec, **{k: str(args[k]) for k in ("ttl", "budget") if args.get(k)}}
+    from jobspecs.schema import from_document, spec_hash, to_document
+
+    model = from_document(spec)
+    wish = {
+        "name": old.name,
+        "spec": to_document(model),
+        "spec_hash": spec_hash(model),
+        "snapshot": old.snapshot,
+        "base_dir": old.base_dir,
+        "owner": old.owner,
+        "price_cap": str(old.price_cap) if old.price_cap is not None else None,
+        "currency": old.currency,
+        "data_manifests": old.data_manifests,
+        "spool": args.get("spool"),
+    }
+    return _create(loop, wish, old)
+
+
+def _newest(loop: Loop, name: str) -> Job | None:
+    try:
+        return loop.store.job(loop.store.find(name).job)
+    except NoSuchJob:
+        return None
+
+
+def _money(value: object) -> Decimal | None:
+    return None if value in (None, "") else Decimal(str(value))
+
+
+VERBS: Mapping[str, Callable[[Loop, Mapping[str, Any]], Answer]] = {
+    "ping": _ping,
+    "stop": _stop,
+    "apply": _apply,
+    "cancel": _cancel,
+    "extend": _extend,
+    "resume": _resume,
+}

@@ -1,0 +1,258 @@
+"""Threads that keep looking: one per open machine over its kept connection, one per account and region.
+
+Rules
+- A watcher reports by a message and never decides; only the loop writes to the books.
+- A lost connection is reported at once, so that the provider can be asked in the same second; silence counts as loss.
+- Nothing but the agent's file goes to a machine before it has proved the rental's nonce under the pinned host key.
+- Log bytes go straight to their files at their offsets: a repeat is harmless, the cursor is the file's size.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from orchestrator import ssh
+from orchestrator.clock import Clock
+from orchestrator.home import Home
+from orchestrator.logs import LogGap, LogWriter, progress
+from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen
+from orchestrator.model import Unknown
+from orchestrator.ssh_errors import AgentRefused, BadStream, KeyRejected, SshError, Unreachable
+from providers.base import Provider
+from providers.errors import ProviderError
+
+BEAT_S = 2.0  # the agent's heartbeat on the stream
+SILENCE_S = 9.0  # four beats missed: the line is dead or swallowed (the bar is 15 s to the next create)
+CONNECT_S = 8.0  # time for one attempt to connect and log in
+RETRY_FIRST_S = 0.2  # a fresh machine answers within its first second or two
+RETRY_MAX_S = 10.0
+
+Post = Callable[[Message], None]
+
+
+class NotOurs(SshError):
+    """A machine answered under the pinned key without the rental's nonce."""
+
+
+class MachineWatch:
+    """Keeps one connection to one rental's machine and follows its agent until stopped."""
+
+    def __init__(
+        self,
+        rental: str,
+        job: str,
+        nonce: str,
+        home: Home,
+        clock: Clock,
+        post: Post,
+        secrets: tuple[str, ...] = (),
+        progress_regex: str | None = None,
+        progress_total: float | None = None,
+    ) -> None:
+        self.rental = rental
+        self.connection: ssh.Connection | None = None
+        self._job, self._nonce, self._home, self._clock, self._post = job, nonce, home, clock, post
+        self._secrets, self._regex, self._total = secrets, progress_regex, progress_total
+        self._target: ssh.Target | None = None
+        self._moved = threading.Event()
+        self._stop = threading.Event()
+        self._reached = False
+        self._writers: dict[str, LogWriter] = {}
+        self._thread = threading.Thread(target=self._run, name=f"watch-{rental}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect; harmless before an address is known."""
+        self._thread.start()
+
+    def address(self, target: ssh.Target) -> None:
+        """Where the machine answers now; a move ends the connection to the old address."""
+        if target != self._target:
+            moved = self._target is not None
+            self._target = target
+            self._moved.set()
+            if moved and self.connection is not None:
+                self.connection.close()
+
+    def stop(self) -> None:
+        """End the connection and the thread; returns at once."""
+        self._stop.set()
+        self._moved.set()
+        if self.connection is not None:
+            self.connection.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join(timeout_s)
+
+    def flush(self, run: str) -> None:
+        """A run has ended: write what the log writers hold back."""
+        for key, writer in list(self._writers.items()):
+            if key.startswith(f"{run}/"):
+                writer.finish()
+
+    def received(self, run: str, stage: str) -> int:
+        """Bytes of one stage's log that are stored here or held for a moment to mask a secret."""
+        writer = self._writers.get(f"{run}/{stage}")
+        return writer.received if writer is not None else 0
+
+    def _run(self) -> None:
+        pause = RETRY_FIRST_S
+        while not self._stop.is_set():
+            if self._target is None:
+                self._moved.wait()
+                continue
+            self._moved.clear()
+            began, self._reached = self._clock.boot(), False
+            try:
+                self._follow_once(self._target)
+            except SshError as error:
+                self._report(error, began)
+            pause = RETRY_FIRST_S if self._reached else min(pause * 1.6, RETRY_MAX_S)
+            self._stop.wait(pause)
+
+    def _report(self, error: SshError, began: float) -> None:
+        refused = isinstance(error, AgentRefused) and error.error == "epoch"
+        words = "key not accepted" if isinstance(error, KeyRejected) else str(error)
+        if not self._stop.is_set():
+            self._post(Lost(self.rental, words, self._clock.boot() - began, refused))
+
+    def _follow_once(self, target: ssh.Target) -> None:
+        """One connection from its login to its loss; always ends by an error or by `stop`."""
+        connection = ssh.connect(target, timeout_s=CONNECT_S)
+        self.connection = connection
+        try:
+            self._prove(connection)
+            connection.push_agent(timeout_s=20.0)
+            payload = {"nonce": self._nonce, "events": self._cursor(), "logs": self._log_cursors(), "beat_s": BEAT_S}
+            connection.follow(payload, self._line, self._stop, silence_s=SILENCE_S)
+            if not self._stop.is_set():
+                raise Unreachable("the stream ended", reason="ended", where=target.where)
+        finally:
+            self.connection = None
+            connection.close()
+
+    def _prove(self, connection: ssh.Connection) -> None:
+        """The nonce that the boot hook planted must be there; a machine without it is not (or not yet) ours."""
+        answer = connection.run("cat ~/.gpujob/nonce", timeout_s=CONNECT_S)
+        if answer.out.strip().decode("ascii", "replace") != self._nonce:
+            raise NotOurs("the machine does not know the rental's nonce (yet)", where=connection.target.where)
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    def _line(self, line: Mapping[str, Any]) -> None:
+        kind = line.get("t")
+        if kind == "hello":
+            self._reached = True
+            self._post(Reached(self.rental, _mapping(line.get("status"))))
+        elif kind == "status":
+            self._post(StatusSeen(self.rental, _mapping(line.get("status"))))
+        elif kind == "log":
+            self._log(line)
+        elif kind == "event":
+            self._event(line)
+
+    def _log(self, line: Mapping[str, Any]) -> None:
+        run, stage, offset = str(line.get("run", "")), str(line.get("stage", "")), line.get("offset")
+        try:
+            data = base64.b64decode(str(line.get("data", "")), validate=True)
+        except (binascii.Error, ValueError):
+            return  # a machine that lies about its own log harms only its own log
+        if not isinstance(offset, int) or offset < 0 or not _plain(run) or not _plain(stage):
+            return
+        try:
+            self._writer(run, stage).write(offset, data)
+        except LogGap as gap:
+            raise BadStream(str(gap), where=self.rental) from gap  # the next connection starts at our cursor
+        if stage == "run":
+            seen = progress(data.decode("utf-8", "replace"), self._regex, self._total)
+            if seen is not None:
+                self._post(ProgressSeen(self.rental, run, seen.step, seen.total))
+
+    def _writer(self, run: str, stage: str) -> LogWriter:
+        key = f"{run}/{stage}"
+        if key not in self._writers:
+            task, _, n = run.rpartition(".")
+            self._writers[key] = LogWriter(self._home.log(self._job, task, int(n), stage), self._secrets)
+        return self._writers[key]
+
+    def _event(self, line: Mapping[str, Any]) -> None:
+        event, after = _mapping(line.get("event")), line.get("next")
+        if isinstance(after, int) and after >= 0:
+            path = self._home.events(self._job, self.rental)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.with_suffix(".cursor").write_text(str(after))
+        self._post(EventSeen(self.rental, event))
+
+    def _cursor(self) -> int:
+        try:
+            return int(self._home.events(self._job, self.rental).with_suffix(".cursor").read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def _log_cursors(self) -> dict[str, int]:
+        """Sizes of the stored logs of this job: what the machine need not send again."""
+        cursors: dict[str, int] = {}
+        for writer_key, writer in self._writers.items():
+            cursors[writer_key] = writer.cursor
+        for path in (self._home.job(self._job) / "logs").glob("*/*.log"):
+            key = f"{path.parent.name}/{path.stem}"
+            if key not in cursors:
+                cursors[key] = path.stat().st_size
+        return cursors
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(word: str) -> bool:
+    """A run or stage name that may become a file name here."""
+    return 0 < len(word) <= 80 and all(c.isalnum() or c in "._-" for c in word) and not word.startswith(".")
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+
+
+class Lister(Protocol):
+    """Asks for listings; the simulator has its own."""
+
+    def ask(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class RegionWatch:
+    """Lists one account and region when asked, one call at a time, whatever the number of jobs."""
+
+    def __init__(self, provider: Provider, region: str, clock: Clock, post: Post) -> None:
+        self._provider, self._region, self._clock, self._post = provider, region, clock, post
+        self._wanted = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"list-{provider.name}-{region}", daemon=True)
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Make one listing as soon as the last one has answered."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """No further listing is made."""
+        self._stopped = True
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopped:
+                return
+            began = self._clock.utc()
+            provider = self._provider
+            try:
+                self._post(Listed(provider.name, provider.account, self._region, began, provider.list(self._region)))
+            except ProviderError as error:
+                unknown = Unknown(str(error), began)
+                self._post(Listed(provider.name, provider.account, self._region, began, unknown))
