@@ -9,7 +9,6 @@ aliases expanded. Tags are refused, aliases and merge keys are followed. Raises 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,11 +36,11 @@ class Node:
 
 @dataclass
 class Scalar(Node):
-    """What was typed. `text` is None for an empty or null value; `commented` when a comment follows it directly."""
+    """What was typed. `text` is None for an empty or null value; `comment` is what follows it, from its #."""
 
     text: str | None
     plain: bool = True
-    commented: bool = False
+    comment: str = ""
 
 
 @dataclass
@@ -199,13 +198,13 @@ class _Composer:
         is_plain = event.style is None
         end = event.end_mark
         rest = self._lines[end.line][end.column :] if end.line < len(self._lines) else ""
-        commented = is_plain and re.match(r"\s*#", rest) is not None
+        comment = rest.strip() if is_plain and rest.lstrip().startswith("#") else ""
         try:
             value.encode()
         except UnicodeEncodeError:
             raise self._refuse(event, "contains half a surrogate pair") from None
         text = None if is_plain and value in _NULLS else value
-        return Scalar(self._file, line + 1, column + 1, text, is_plain, commented)
+        return Scalar(self._file, line + 1, column + 1, text, is_plain, comment)
 
     def _sequence(self, start: Any, depth: int) -> Sequence:
         items = []

@@ -74,7 +74,9 @@ def _model(schema: dict[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def _as_typed(default: Any) -> Any:
-    return default.model_dump(mode="json", exclude_none=True) if isinstance(default, BaseModel) else default
+    if isinstance(default, BaseModel):
+        return default.model_dump(mode="json", exclude_none=True)
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _spellings(part: Any) -> Any:

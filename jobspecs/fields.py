@@ -281,7 +281,7 @@ Moment = Annotated[
 ]  # fmt: skip
 PortField = Annotated[
     Port, PlainValidator(_read(Port, _port)), _as_text,
-    WithJsonSchema({"type": ["integer", "string"], "examples": [8888, "8080:80"]}),
+    WithJsonSchema({"type": ["integer", "string"], "minimum": 1, "maximum": 65_535, "examples": [8888, "8080:80"]}),
 ]  # fmt: skip
 EnvName = Annotated[str, PlainValidator(_env_name), WithJsonSchema({"type": "string"})]
 OpenEnvName = Annotated[str, PlainValidator(_open_env_name), WithJsonSchema({"type": "string"})]

@@ -80,10 +80,12 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        """`file:line:column: key: reason (hint)`, leaving out what is unknown."""
+        """`file:line:column: key: reason (hint)`, leaving out what is unknown; one line, without control characters."""
         place = self.file + (f":{self.line}:{self.column}" if self.line else "")
         said = ": ".join(part for part in (place, self.key, self.reason) if part)
-        return f"{said} ({self.hint})" if self.hint else said
+        whole = f"{said} ({self.hint})" if self.hint else said
+        # Keys and values come from files of others: they must not move the cursor or start a line of their own.
+        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in whole)
 
     def at(self, file: str, line: int, column: int) -> Problem:
         """The same finding with a place."""

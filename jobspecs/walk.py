@@ -6,6 +6,8 @@ command line and the environment into the tree.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -77,10 +79,10 @@ class Walk:
             elif model is not None and isinstance(value, doc.Scalar) and value.text is None:
                 if not (below and below.is_block):
                     hint = "give it a value or delete the key"
-                    if value.commented:
+                    if value.comment:
                         hint = "what follows # is a comment; quote a value that starts with #"
                     self.report(key_node, here, "is empty", hint)
-            elif not path and key in SHELL_KEYS and isinstance(value, doc.Scalar) and value.commented:
+            elif not path and key in SHELL_KEYS and isinstance(value, doc.Scalar) and _cuts(value):
                 hint = f"use a block, `{key}: |` with the command below it, or quote it, or move the comment"
                 self.report(value, here, "what follows # is a comment for YAML and cuts the command", hint)
             else:
@@ -153,7 +155,7 @@ class Walk:
                 continue  # the models say where it belongs
             if name in environ:
                 filled[name] = environ[name]
-            elif value.commented:
+            elif value.comment:
                 hint = "what follows # is a comment; quote a value that starts with #"
                 self.report(key_node, ("env", name), f"{name} has no value", hint)
             else:
@@ -166,6 +168,25 @@ class Walk:
 def shape_keys(shape: Shape | None) -> list[str]:
     """The keys that a mapping of this shape may have."""
     return list(shape.children) if shape else []
+
+
+def _cuts(command: doc.Scalar) -> bool:
+    """Whether the comment behind a command may have been meant as a part of it.
+
+    ` # text` is a comment for bash too, so it changes nothing behind a complete command. `#text` without the space
+    looks like an argument, and a comment inside quotes or brackets leaves half a command.
+    """
+    if not command.comment or command.text is None:
+        return False
+    if not re.match(r"#\s", command.comment):
+        return True
+    try:
+        shlex.split(command.text)
+    except ValueError:
+        return True
+    text = command.text
+    unbalanced = text.count("(") > text.count(")") or text.count("{") > text.count("}") or text.count("`") % 2
+    return bool(unbalanced) or text.endswith(("|", "&&", "\\"))
 
 
 def _own(node: _AnyNode) -> _AnyNode:

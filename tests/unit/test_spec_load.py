@@ -371,7 +371,18 @@ def test_an_empty_required_key_is_not_called_missing_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["run: python a.py # note", "run: echo a #b", "setup: pip install x # y", "run: echo a\n  b # c"]
+    "line",
+    [
+        "run: echo a #b",
+        "run: python t.py --tag #1 --lr 2",
+        'run: echo "a # b"',
+        "run: grep ' # x' file",
+        "run: x $(cat # y)",
+        "run: a | # b",
+        "run: a &&   # b",
+        "setup: sh -c 'pip # y'",
+        "run: echo a\n  'b # c'",
+    ],
 )
 def test_a_comment_that_cuts_a_command_is_refused(line: str) -> None:
     text = line if line.startswith("run") else f"run: x\n{line}"
@@ -386,6 +397,8 @@ def test_a_comment_that_cuts_a_command_is_refused(line: str) -> None:
         ('run: "echo a # b"', "echo a # b"),
         ("run: |\n  echo a # b", "echo a # b\n"),
         ("run: echo a#b", "echo a#b"),
+        ("run: python a.py --lr 1 # a note, as bash sees it too", "python a.py --lr 1"),
+        ("run: echo 'a'    #   b", "echo 'a'"),
         ("run: x\n# a comment of its own", "x"),
         ("run: >-\n  python a.py\n  --x 1", "python a.py --x 1"),
         ("run: python a.py\n  --x 1", "python a.py --x 1"),
