@@ -202,7 +202,8 @@ class _Reader:
                 continue  # `limits:` with nothing below is as good as left out
             if key in ("currency", "owner"):
                 text = self._text(node, key)
-                values[key] = (self.owner if key == "owner" else self.currency)(text, key, node)
+                if text:
+                    values[key] = (self.owner if key == "owner" else self.currency)(text, key, node)
             elif not isinstance(node, doc.Mapping):
                 self._say(at, key, "must have `name: value` lines below it")
             else:
