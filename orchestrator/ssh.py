@@ -102,9 +102,7 @@ class Connection:
         self._transport.close()
         self._sock.close()
 
-    def run(
-        self, command: str, stdin: bytes = b"", timeout_s: float = 60.0, output_max: int = OUTPUT_MAX
-    ) -> Ran:
+    def run(self, command: str, stdin: bytes = b"", timeout_s: float = 60.0, output_max: int = OUTPUT_MAX) -> Ran:
         """Run one shell command line to its end; quote its parts with shlex before."""
         with self._channel(command, timeout_s) as chan:
             deadline = time.monotonic() + timeout_s
@@ -154,6 +152,8 @@ class Connection:
     ) -> None:
         """Call `on_line` for every object of the agent's stream until `stop` is set; any other end raises.
 
+        Every beat is answered, or the agent would take the controller for asleep and act alone on a reclaim.
+
         Unreachable: the connection broke, the stream ended, or no whole line came for `silence_s`.
         BadStream: a line over LINE_MAX or not a JSON object. An exception of `on_line` ends the stream.
         """
@@ -164,7 +164,11 @@ class Connection:
             heard_aside = bytearray()
             for line in self._lines(chan, stop, silence_s, heard_aside):
                 if started:
-                    on_line(self._checked("follow", line))
+                    answer = self._checked("follow", line)
+                    if answer.get("t") == "beat":
+                        with self._translated(silence_s):
+                            chan.sendall(b"\n")  # tells the agent that somebody is there
+                    on_line(answer)
                 started = started or line.strip() == MARKER.encode()
             if stop.is_set():
                 return

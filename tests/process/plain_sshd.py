@@ -14,12 +14,13 @@ from pathlib import Path
 
 from orchestrator.ssh import Target, new_key
 
-# What sshd's ForceCommand runs: the login's HOME is the test's folder, and `banner` makes it a talkative one
+# What sshd's ForceCommand runs: HOME is the test's folder; `.banner` makes it talkative, `.path` hides programs
 LOGIN = """#!/bin/bash
 unset TMUX
 export HOME={home}
 cd "$HOME" || exit 1
 [ -e "$HOME/.banner" ] && cat "$HOME/.banner"
+[ -e "$HOME/.path" ] && export PATH=$(cat "$HOME/.path")
 exec bash -c "$SSH_ORIGINAL_COMMAND"
 """
 
@@ -98,6 +99,7 @@ class Sshd:
             except ConnectionRefusedError:
                 assert self.process.poll() is None, (self.root / "sshd.log").read_text()
                 time.sleep(0.02)
+        self.stop()
         raise AssertionError("sshd does not listen: " + (self.root / "sshd.log").read_text())
 
     def sessions(self) -> list[int]:

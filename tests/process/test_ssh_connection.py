@@ -281,16 +281,12 @@ def test_a_port_that_says_nothing_or_hangs_up_is_unreachable(tmp_path: Path) -> 
     assert caught.value.reason == "refused"
 
 
-def test_the_agent_is_pushed_whole_and_once(
-    sshd: Sshd, conn: ssh.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_is_pushed_whole_and_once(sshd: Sshd, conn: ssh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     import orchestrator.agent
 
     agent = sshd.home / ".gpujob" / "agent.py"
     kept = agent.read_bytes()
-    source = (
-        b'import json, sys\nsys.stdin.read()\nprint(json.dumps({"ok": True, "pid": 1}))\n' + b"#" * 200_000
-    )
+    source = b'import json, sys\nsys.stdin.read()\nprint(json.dumps({"ok": True, "pid": 1}))\n' + b"#" * 200_000
     monkeypatch.setattr(orchestrator.agent, "agent_source", lambda: source, raising=False)
     try:
         digest = conn.push_agent()
