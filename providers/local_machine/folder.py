@@ -23,7 +23,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ class Record:
     gpu: str = ""
     gpu_count: int = 0
     boots: int = 1
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def as_tag(self) -> Tag:
         return Tag(**self.tag)
@@ -62,11 +61,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Tombstone:
-    """A machine that is no more; kept for `DEAD_LISTED_S` so that a point-get can tell how it ended."""
+    """A machine that is no more, kept so that a point-get can tell how it ended.
+
+    It is listed for `DEAD_LISTED_S` from when it was first seen dead: whoever was away all night still learns it.
+    """
 
     record: Record
     status: str
-    at: float
+    at: float  # when it died
+    seen_at: float
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
@@ -84,6 +87,15 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is none. A power cut can leave an empty file: no machine outlives it."""
+    try:
+        found = json.loads(read_text(path) or "null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True)
@@ -137,20 +149,19 @@ class World:
         return sorted(name for name in names if not name.startswith("."))
 
     def record(self, machine_id: str) -> Record | None:
-        text = read_text(self.folder(machine_id) / "machine.json")
-        return None if text is None else Record(**json.loads(text))
+        found = load(self.folder(machine_id) / "machine.json")
+        return None if found is None else Record(**found)
 
     def update(self, record: Record) -> None:
         write_atomic(self.folder(record.id) / "machine.json", json.dumps(asdict(record)))
 
     def tombstone(self, machine_id: str, now: float) -> Tombstone | None:
         """The dead machine's last word, as long as it is listed."""
-        text = read_text(self.dead / f"{machine_id}.json")
-        if text is None:
+        raw = load(self.dead / f"{machine_id}.json")
+        if raw is None:
             return None
-        raw = json.loads(text)
-        stone = Tombstone(Record(**raw["record"]), raw["status"], raw["at"])
-        return stone if now - stone.at < DEAD_LISTED_S else None
+        stone = Tombstone(Record(**raw["record"]), raw["status"], raw["at"], raw["seen_at"])
+        return stone if now - stone.seen_at < DEAD_LISTED_S else None
 
     def tombstones(self, now: float) -> list[Tombstone]:
         """All dead machines still listed; older ones are deleted on the way."""
@@ -163,29 +174,36 @@ class World:
                 found.append(stone)
         return found
 
-    def bury(self, record: Record, status: str, at: float) -> None:
+    def bury(self, record: Record, status: str, at: float, seen_at: float) -> None:
         """Replace a dead machine's folder by a tombstone. The caller has seen that no process is left.
 
         The first to bury decides the status; a second one, in whatever process, changes nothing.
         """
         folder, trash = self.folder(record.id), self.home / "trash" / record.id
+        stone = Tombstone(record, status, at, seen_at)
         with self.locked():
             if not folder.exists():
                 return
-            self.dead.mkdir(exist_ok=True, mode=0o700)
-            write_atomic(
-                self.dead / f"{record.id}.json",
-                json.dumps({"record": asdict(record), "status": status, "at": at}),
-            )
+            try:
+                self._set_stone(stone)
+                told = True
+            except OSError:
+                told = False  # the disk is full, as likely as not of this machine's files: they go first
             trash.parent.mkdir(exist_ok=True, mode=0o700)
             os.rename(folder, trash)
         remove_tree(trash)
+        if not told:
+            self._set_stone(stone)
+
+    def _set_stone(self, stone: Tombstone) -> None:
+        self.dead.mkdir(exist_ok=True, mode=0o700)
+        write_atomic(self.dead / f"{stone.record.id}.json", json.dumps(asdict(stone)))
 
     def next_spot_ordinal(self, deployment: str, job: str) -> int:
         """1 for a job's first spot machine, 2 for its second, and so on."""
         path = self.home / "spot-count.json"
         with self.locked():
-            counts = json.loads(read_text(path) or "{}")
+            counts = load(path) or {}
             name = f"{deployment}/{job}"
             counts[name] = counts.get(name, 0) + 1
             write_atomic(path, json.dumps(counts))
@@ -197,6 +215,10 @@ class World:
             with contextlib.suppress(FileNotFoundError):
                 if now - folder.stat().st_mtime > ABANDONED_BUILD_S:
                     remove_tree(folder)
+        for machine_id in self.ids():
+            folder = self.folder(machine_id)
+            if self.record(machine_id) is None and (folder / "machine.json").exists():
+                remove_tree(folder)
         for folder in (self.home / "trash").glob("*"):
             remove_tree(folder)
 

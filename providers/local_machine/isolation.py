@@ -7,6 +7,7 @@ subreaper  own processes only, by a supervisor that every orphan comes home to: 
 Rules
 - A user namespace has one user, and its number is not 0: sshd as uid 0 wants to change users and cannot.
 - The machine's /etc/group has no group `tty`: sshd would give a terminal to it, may not, and end the session.
+- A name cache (nscd) would answer with the host's accounts, so its socket is hidden.
 - What lies in the host's home folders is not visible in a bwrap machine, apart from our own Python.
 """
 
@@ -35,7 +36,7 @@ PROBE_TIMEOUT_S = 20.0
 LONGEST_TMP = 75
 HIDDEN = ("/home", "/root", "/run")
 # Folders below /run that name resolution needs.
-KEPT_RUN = ("/run/systemd/resolve", "/run/NetworkManager", "/run/resolvconf", "/run/nscd")
+KEPT_RUN = ("/run/systemd/resolve", "/run/NetworkManager", "/run/resolvconf")
 
 # Run as root of a first user namespace, to lay the machine's files over the host's; $M is its folder.
 # A folder below /tmp would vanish with the host's /tmp, so it is first bound to where it will be looked for.
@@ -44,6 +45,7 @@ mount --bind "$M/etc/passwd" /etc/passwd
 mount --bind "$M/etc/group" /etc/group
 case "$M" in /tmp/*) mkdir -p "$M/root/tmp/${M#/tmp/}"; mount --rbind "$M" "$M/root/tmp/${M#/tmp/}";; esac
 mount --rbind "$M/root/tmp" /tmp
+if [ -d /run/nscd ]; then mount -t tmpfs none /run/nscd; fi
 unset M
 exec "$@"
 """
@@ -179,7 +181,8 @@ def _try_out(mode: Mode, scratch: Path) -> str:
     scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = scratch / f".probe-{mode}-{os.getpid()}"
     lay_out(folder, inside(mode, folder))
-    argv, env = wrap(mode, folder, ["/bin/sh", "-c", "test $$ = 1 && test $(id -u) = 1000"], dict(os.environ))
+    check = f"import os, socket, select, signal; assert (os.getpid(), os.getuid()) == (1, {LOGIN_ID})"
+    argv, env = wrap(mode, folder, [base_python(), "-I", "-S", "-c", check], dict(os.environ))
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

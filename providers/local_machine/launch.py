@@ -220,8 +220,6 @@ def _first_word(folder: Path) -> tuple[Process, ...]:
         if not folder.exists():
             raise Refused("destroyed while it started", provider="local", what="create")
         time.sleep(0.003)
-    with contextlib.suppress(FileNotFoundError):
-        write_atomic(folder / "ctl/doom", "did not start\n")
     raise Refused(
         f"the machine's first process did not start within {START_TIMEOUT_S:.0f} s",
         provider="local",

@@ -167,6 +167,8 @@ class Machine:
             if len(self.sessions) < MAX_SESSIONS:
                 fd = connection.fileno()
                 connection.setblocking(True)
+                # sshd sets this late; until then each side waits 40 ms for the other's delayed ACK, twice a login.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 argv = [self.sshd, "-i", "-e", "-f", self.etc + "/sshd_config"]
                 self.sessions.add(spawn(argv, fd, fd, self.log))
 
@@ -221,8 +223,15 @@ class Machine:
                 if self.probe_at is not None and boottime() >= self.probe_at:
                     self.ask_ourselves()
             except (OSError, ValueError, KeyError) as problem:
-                os.write(self.log, f"pid1: {problem!r}\n".encode())
+                self.complain(problem)
                 time.sleep(TICK_S)
+
+    def complain(self, problem: Exception) -> None:
+        """Into the log, unless the disk is full: then the machine lives on without the complaint."""
+        try:
+            os.write(self.log, f"pid1: {problem!r}\n".encode())
+        except OSError:
+            pass
 
 
 def kill_everything_below() -> None:
@@ -310,6 +319,7 @@ def main(argv: list[str]) -> None:
         lines.append(identity(proc, str(os.getppid())))
     write_at(ctl, "pid", "\n".join(lines) + "\n")
     os.close(proc)
+    machine.read_orders()  # destroyed before it started: then not even the hook runs
     machine.run_hook()
     machine.loop(read_end)
 

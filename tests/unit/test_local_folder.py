@@ -57,12 +57,12 @@ def test_a_machine_is_listed_from_one_rename_on(world: World) -> None:
 def test_burying_leaves_a_tombstone_for_ten_minutes_and_no_folder(world: World) -> None:
     folder = make(world)
     (folder / "deep").mkdir()
-    world.bury(record(), "interrupted", NOW)
+    world.bury(record(), "interrupted", NOW - 86400, NOW)
     assert not folder.exists()
     assert list((world.home / "trash").iterdir()) == []
     stone = world.tombstone("m1", NOW + DEAD_LISTED_S - 1)
     assert stone is not None
-    assert (stone.record, stone.status, stone.at) == (record(), "interrupted", NOW)
+    assert (stone.record, stone.status, stone.at) == (record(), "interrupted", NOW - 86400)
     assert world.tombstone("m1", NOW + DEAD_LISTED_S) is None
     assert [s.record.id for s in world.tombstones(NOW + 1)] == ["m1"]
     assert world.tombstones(NOW + DEAD_LISTED_S) == []
@@ -71,8 +71,8 @@ def test_burying_leaves_a_tombstone_for_ten_minutes_and_no_folder(world: World) 
 
 def test_the_first_burial_decides(world: World) -> None:
     make(world)
-    world.bury(record(), "ended", NOW)
-    world.bury(record(), "terminated", NOW + 5)
+    world.bury(record(), "ended", NOW, NOW)
+    world.bury(record(), "terminated", NOW, NOW + 5)
     stone = world.tombstone("m1", NOW)
     assert stone is not None
     assert stone.status == "ended"
