@@ -19,7 +19,7 @@ from jobspecs.problems import Problem, SpecErrors, shown
 from jobspecs.source import decode, refuse
 
 MAX_DEPTH = 24  # the deepest key of the schema is at 6
-MAX_NODES = 20_000  # a sweep that lists some thousand legs, and far below what an alias bomb needs
+MAX_NODES = 10_000  # a sweep that lists some thousand legs, and far below what an alias bomb needs
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -191,7 +191,7 @@ class _Composer:
 
     def _bound(self, event: Any, count: int) -> None:
         if count > MAX_NODES:
-            raise self._refuse(event, f"has more than {MAX_NODES} values once its aliases are expanded")
+            raise self._refuse(event, f"has more than {MAX_NODES} values, aliases expanded")
 
     def _scalar(self, event: Any) -> Scalar:
         line, column, value = event.start_mark.line, event.start_mark.column, event.value

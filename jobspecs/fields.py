@@ -245,7 +245,6 @@ Text = Annotated[str, PlainValidator(_line), WithJsonSchema(_TEXT_JSON)]
 AnyText = Annotated[str, PlainValidator(text), WithJsonSchema(_TEXT_JSON)]
 Shell = Annotated[str, PlainValidator(_shell), WithJsonSchema({"type": ["string", "boolean"]})]
 Name = Annotated[str, PlainValidator(lambda value: check_name(_line(value))), WithJsonSchema(_TEXT_JSON)]
-Flag = Annotated[bool, PlainValidator(_bool), WithJsonSchema({"type": "boolean"})]
 Spot = Annotated[
     bool | Literal["auto"],
     PlainValidator(_spot),

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jobspecs.gpu_table import GPU_CLASSES, GpuClass
+from jobspecs.gpu_table import GPU_CLASSES as GPU_CLASSES
+from jobspecs.gpu_table import GpuClass as GpuClass
 from jobspecs.problems import Refusal, shown
 from jobspecs.units import Range, parse_int, parse_range
 
@@ -219,8 +220,3 @@ def _checked(name: str, memory: Range | None, count: int) -> GpuChoice:
 
 def _sizes(name: str) -> str:
     return ", ".join(f"{gpu.name} {gpu.vram_gb}GB" for gpu in gpu_classes(name))
-
-
-def near_classes(names: Iterable[str]) -> list[str]:
-    """Canonical names for known spellings among `names`, for messages; unknown ones are left out."""
-    return [_canonical()[key] for key in map(_squash, names) if key in _canonical()]

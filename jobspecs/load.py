@@ -97,7 +97,10 @@ def load_located(
     root = doc.read_document(data, filename, found)
     origins = dict.fromkeys(root.entries, "spec")
     for key, value in (defaults or {}).items():
-        if key not in root.entries or doc.plain(root.entries[key][1]) is None:
+        written = root.entries.get(key)
+        below = shape_of(JobSpec).child(key)
+        # A value left empty is a slip to be told; only a block with nothing in it counts as absent.
+        if written is None or (below and below.is_block and doc.plain(written[1]) is None):
             root.entries[key] = (
                 doc.Scalar("config: defaults", 0, 0, key),
                 doc.from_plain(value, "config: defaults"),

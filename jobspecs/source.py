@@ -11,7 +11,7 @@ import re
 
 from jobspecs.problems import Problem, SpecErrors
 
-MAX_BYTES = 1 << 20  # a spec is written by hand; a larger file is something else
+MAX_BYTES = 256 * 1024  # a spec is written by hand; refusing more keeps the worst case a blink
 _UTF16_SHARE = 0.5  # comments may be in another script
 _FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _INVISIBLE_INDENT = re.compile("^[ \t]*[\xa0\u2000-\u200b\u3000]", re.MULTILINE)

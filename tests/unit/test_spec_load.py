@@ -66,7 +66,7 @@ def test_all_problems_are_reported_at_once_with_place_key_reason_and_hint() -> N
         ("a: " * 20 + "b", 1, "is not YAML: mapping values are not allowed here"),
         ("[" * 100_000, 1, "is nested deeper than 24 levels"),
         ("{a: " * 1000, 1, "is nested deeper than 24 levels"),
-        ("x" * (1 << 20) + "y", 1, "is larger than 1024 KiB"),
+        ("x" * (1 << 18) + "y", 1, "is larger than 256 KiB"),
         ("a: &a [*a]\n", 1, "the alias *a refers to itself"),
         ("a: *b\n", 1, "the alias *b is not defined above"),
         (b"\x7fELF\x02\x01\x01\x00\x00\x00", 1, "a binary file"),
@@ -102,7 +102,7 @@ def test_an_alias_bomb_is_refused_by_its_expanded_size() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     problem = only("\n".join(lines))
-    assert "values once its aliases are expanded" in problem.reason
+    assert "more than 10000 values, aliases expanded" in problem.reason
     assert problem.line <= 5
 
 
@@ -538,8 +538,13 @@ def test_defaults_of_the_config_are_merged_and_their_origin_is_known() -> None: 
     }  # fmt: skip
 
 
+def test_a_default_fills_an_empty_block_and_hides_no_empty_value() -> None:
+    assert load(BASE + "providers:\n", defaults={"providers": ["runpod"]}).providers == ("runpod",)
+    assert only(BASE + "budget:\n", defaults={"budget": "5"}).reason == "is empty"
+
+
 def test_a_wrong_default_is_blamed_on_the_config() -> None:
-    assert "config: defaults: ttl: 'x'" not in str(only(BASE, defaults={"ttl": "12"}))
+    assert only(BASE, defaults={"colour": "red"}).file == "config: defaults"
     assert str(only(BASE, defaults={"ttl": "12"})).startswith("config: defaults: ttl: '12' has no unit")
 
 
