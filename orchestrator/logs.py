@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ __all__ = [
 MASK_MIN = 4  # a shorter value would blacken the log and protects nothing
 READ_CHUNK = 256 * 1024
 POLL_S = 0.25
+TIMES = ".times"  # beside a log: lines of "<UTC epoch seconds> <offset>", so that `--since` can cut it
+TIMES_EVERY_S = 1.0
 HELD_MAX = 1024 * 1024  # a log that repeats a secret without end would be held for ever
 
 
@@ -85,6 +88,7 @@ class LogWriter:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._held = b""  # raw bytes after `_size`, which may be the beginning of a secret
+        self._timed_at = 0.0
 
     @property
     def cursor(self) -> int:
@@ -139,11 +143,37 @@ class LogWriter:
 
     def _store(self, count: int) -> None:
         data = mask_bytes(self._held, self._secrets)[:count]
+        if data:
+            self._note_time()
         written = 0
         while written < len(data):
             written += os.pwrite(self._fd, data[written:], self._size + written)
         self._size += len(data)
         self._held = self._held[count:]
+
+    def _note_time(self) -> None:
+        """When the bytes from here on came; once a second is enough to look back by."""
+        now = time.time()
+        if now - self._timed_at >= TIMES_EVERY_S:
+            self._timed_at = now
+            with self.path.with_name(self.path.name + TIMES).open("a", encoding="ascii") as times:
+                times.write(f"{now:.3f} {self._size}\n")
+
+
+def offset_at(path: Path, since: float) -> int:
+    """Where the bytes begin that were stored at `since` (UTC epoch seconds) or later; the log's end when none were."""
+    try:
+        lines = path.with_name(path.name + TIMES).read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in lines:
+        at, _, offset = line.partition(" ")
+        if offset.isdigit() and float(at) >= since:
+            return int(offset)
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def read_from(path: Path, offset: int, limit: int = READ_CHUNK) -> bytes:

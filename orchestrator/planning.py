@@ -273,5 +273,5 @@ def why_dearer(plan: Plan, offers: Iterable[Offer]) -> list[tuple[Offer, str]]:
         if offer is plan.chosen:
             rows.append((offer, "chosen"))
         else:
-            rows.append((offer, reasons.get(id(offer), "")))
+            rows.append((offer, reasons.get(id(offer), "not cheaper than the chosen one")))
     return rows

@@ -1,4 +1,4 @@
-"""`describe`: everything about one job: state and what comes next, time, attempts, machines with their money, events."""
+"""`describe`: everything about one job: state, what comes next, time, attempts, machines with their money, events."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def _tables(view: View) -> Iterator[str]:
     if view.rentals:
         yield ""
         rows = [_rental_row(view, rental) for rental in view.rentals]
-        headers = ("ATTEMPT", "MACHINE", "PHASE", "REASON", "GPU", "WHERE", "SPOT", "RATE/H", "SPENT")
-        yield table(headers, rows, state="", shrink=("MACHINE", "WHERE", "GPU"), right=("RATE/H", "SPENT"))
+        columns = ("ATTEMPT", "MACHINE", "PHASE", "REASON", "GPU", "WHERE", "SPOT", "RATE/H", "SPENT")
+        yield table(columns, rows, state="", shrink=("MACHINE", "WHERE", "GPU"), right=("RATE/H", "SPENT"))
     if view.runs:
         yield ""
-        rows = [_run_row(run, view.now) for run in view.runs]
+        lines = [_run_row(run, view.now) for run in view.runs]
         headers = ("RUN", "MACHINE", "ORDERED", "LASTED", "EXIT", "RESUMED FROM", "LAST STEP", "RESULTS")
-        yield table(headers, rows, state="", shrink=("MACHINE", "RESUMED FROM", "RESULTS"))
+        yield table(headers, lines, state="", shrink=("MACHINE", "RESUMED FROM", "RESULTS"))
     if view.checkpoints:
         yield ""
         yield f"CHECKPOINTS ({len(view.checkpoints)} durable)"

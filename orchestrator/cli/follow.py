@@ -102,7 +102,8 @@ def gauges(view: View) -> list[str]:
     progress = view.current_progress
     gpus = progress.sample.get("gpus") if progress else None
     if isinstance(gpus, list) and gpus:
-        used = [gpu.get("util") for gpu in gpus if isinstance(gpu, dict) and isinstance(gpu.get("util"), (int, float))]
+        said = [gpu.get("util") for gpu in gpus if isinstance(gpu, dict)]
+        used = [each for each in said if isinstance(each, (int, float))]
         if used:
             found.append(f"GPU {sum(used) / len(used):.0f}%")
     if view.rentals:

@@ -5,6 +5,7 @@ Rules: pure but for reading the event files. Seconds are of the wall; a phase th
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def steps_of(view: View) -> Steps:
     seen = {(p.task, p.n): p for p in view.progress}
     runs = sorted(view.runs, key=lambda run: (run.task, run.n))
     lost = 0.0
-    for earlier, later in zip(runs, runs[1:], strict=False):
+    for earlier, later in itertools.pairwise(runs):
         done = _last_step(earlier, seen)
         if earlier.task == later.task and done is not None:
             lost += max(0.0, done - float(later.resume_step or 0))

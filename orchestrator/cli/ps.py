@@ -69,7 +69,7 @@ def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> 
         print("no jobs" if everything else "no jobs; `gpujob ps -a` lists older ones, `gpujob init` writes a spec")
         return
     rows = [row(line, words, now) for line, words in lines]
-    print(table(HEADERS, rows, shrink=("NAME", "REASON", "GPU", "PROVIDER"), right=("AGE", "LEFT", "COST")))
+    print(table(HEADERS, rows, shrink=("NAME", "REASON"), right=("AGE", "LEFT", "COST")))
     over = [(line, words) for line, words in lines if line.terminal_at is None and line.outcome is not None]
     for line, words in over:
         if line.open_rentals:
@@ -81,8 +81,7 @@ def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
     """The cells of one job."""
     gpu = f"{line.gpu}:{line.gpu_count}" if line.gpu_count > 1 else line.gpu
     if line.stand_in and gpu:
-        gpu += " (stand-in)"
-    where = f"{line.provider}/{line.region}" if line.region else line.provider
+        gpu += " stand-in"
     ended = line.terminal_at
     left = (
         line.end - now
@@ -94,7 +93,7 @@ def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
         words.state,
         words.reason or "-",
         gpu or "-",
-        where or "-",
+        line.provider or "-",
         "-" if not line.rental else "spot" if line.spot else "no",
         words.attempt_text,
         span(now - line.created_at),

@@ -37,7 +37,7 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
 def run_init(args: argparse.Namespace) -> int:
     """Write a spec that validates; never over an existing file."""
     from jobspecs.convert import TEMPLATE, convert
-    from jobspecs.document import decode
+    from jobspecs.source import decode
 
     path = Path(args.file)
     if args.source:

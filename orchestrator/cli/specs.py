@@ -31,6 +31,7 @@ class Loaded:
     located: Located
     base_dir: Path
     file: str
+    flags: frozenset[str] = frozenset()  # top-level keys that an option of this call set
 
     @property
     def spec(self) -> JobSpec:
@@ -77,7 +78,8 @@ def changes_of(args: argparse.Namespace, count: int) -> dict[str, Any]:
     if args.provider:
         names = [name.strip() for text in args.provider for name in text.split(",") if name.strip()]
         overrides.append(("providers", json.dumps(names)))
-    return {"overrides": overrides, "env": _given_env(args), "environ": os.environ}
+    flags = frozenset(key.split(".")[0] for key, _ in overrides)
+    return {"overrides": overrides, "env": _given_env(args), "environ": os.environ, "flags": flags}
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -150,12 +152,14 @@ def load_all(files: list[str], changes: Mapping[str, Any], defaults: Mapping[str
 def _load_one(file: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> Loaded:
     from jobspecs.load import load_file, load_located
 
+    changes = dict(changes)
+    flags = changes.pop("flags", frozenset())
     if file == STDIN:
         located = load_located(sys.stdin.buffer.read(), "<stdin>", defaults=defaults, **changes)
-        return Loaded(located, Path.cwd(), "<stdin>")
+        return Loaded(located, Path.cwd(), "<stdin>", flags)
     path = Path(file)
     located = load_file(path, defaults=defaults, **changes)
-    return Loaded(located, path.absolute().parent, file)
+    return Loaded(located, path.absolute().parent, file, flags)
 
 
 def refuse_unserved(loaded: list[Loaded]) -> None:

@@ -53,17 +53,17 @@ def _known(error: Exception) -> CliError | None:
         return CliError(error.reason, next=error.hint)
     # Errors of ours that carry their own explanation (store, config, secrets, ssh ...) say so by this attribute.
     if type(error).__module__.startswith(("orchestrator.", "providers.", "jobspecs.")):
-        code = getattr(error, "exit_code", None)
+        own = getattr(error, "exit_code", None)
         return CliError(
             str(error),
             where=str(getattr(error, "where", "") or ""),
             why=str(getattr(error, "why", "") or ""),
             next=str(getattr(error, "next_step", "") or getattr(error, "hint", "") or ""),
-            code=code if isinstance(code, int) else exits.USAGE,
+            code=own if isinstance(own, int) else exits.USAGE,
         )
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)):
         return CliError(error.strerror or str(error), where=str(error.filename or ""))
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError):
         where = str(error.filename or "")
         return CliError(error.strerror or str(error), where=where, code=exits.PROVIDER, next="gpujob doctor")
     return None

@@ -1,0 +1,426 @@
+"""`apply`: run specs, change live jobs, or say that nothing changes.
+
+Rules: all specs are valid or nothing happens. What it costs at most, and what ends the machine, is shown before the
+question; without a terminal and without -y nothing is rented. The decision itself is the controller's: this verb
+freezes the code, resolves the secrets, and asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli import client, exits, specs
+from orchestrator.cli.commands import Command, add_output
+from orchestrator.cli.exits import CliError
+from orchestrator.cli.output import money, money_json, print_json, say
+from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from orchestrator.cli.plan import Prepared
+    from orchestrator.config import Config
+    from orchestrator.model import Job
+
+# The old run saves, brings its results home and is seen gone before the new one is made.
+REPLACE_WITHIN_S = 4 * 3600.0
+# Anything of this says that the machine we are on will not outlive the command by much.
+CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "TF_BUILD")
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a prepared spec stands to the newest run of its name."""
+
+    job: Job | None
+    same: bool  # the same spec and the same files
+
+    @property
+    def live(self) -> bool:
+        """The run is not over."""
+        return self.job is not None and self.job.terminal_at is None
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    specs.add_files(parser)
+    specs.add_changes(parser)
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--follow", action="store_true", help="show log and progress until the machine is released")
+    parser.add_argument(
+        "--replace", nargs="?", const="", metavar="NAME",
+        help="end the live job of that name and go on from its checkpoints; =NAME when it has another folder",
+    )  # fmt: skip
+    parser.add_argument("--fresh", action="store_true", help="with --replace: start from the beginning")
+    parser.add_argument("--again", action="store_true", help="run an ended spec anew, from the beginning")
+    parser.add_argument("--max-cost", metavar="MONEY", help="allow a worst case above the config's limits, up to this")
+    parser.add_argument("--dry-run", "--dryrun", action="store_true", help="the same as plan")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Apply every spec; with --follow stay until each is released."""
+    from orchestrator.cli import plan
+    from orchestrator.config import load_config, write_defaults
+
+    _check_flags(args)
+    if args.dry_run:
+        return plan.run(args)
+    client.refuse_remote()
+    home = Home.from_env()
+    config = load_config(home)
+    loaded = plan.load_specs(args, config)
+    _refuse_short_lived(args.follow)
+    _ask_possible(args)
+    if write_defaults(home):
+        say(f"wrote the default limits to {home.config_file}")
+    prepared = [plan.prepare(home, config, each) for each in loaded]
+    max_cost = _max_cost(args.max_cost)
+    standings = [_standing(home, each) for each in prepared]
+    for each, standing in zip(prepared, standings, strict=True):
+        if _needs_money(standing, args):
+            _refuse(home, config, each, max_cost)
+    secrets = [_secrets(home, each) for each in prepared]
+    _confirm(args, prepared, standings, home, config)
+    answers = [
+        _ask(home, config, args, each, values, max_cost)
+        for each, values in zip(prepared, secrets, strict=True)
+    ]  # fmt: skip
+    return _report(home, args, prepared, answers)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    if args.again and args.replace is not None:
+        raise CliError("--again starts anew and --replace goes on: only one of them", where="gpujob apply")
+    if args.fresh and args.replace is None:
+        raise CliError("--fresh belongs to --replace", where="gpujob apply", next="add --replace, or use --again")
+    # `--replace job.yaml` looks natural and would take the file for a name
+    if args.replace and args.replace.endswith((".yaml", ".yml")):
+        args.specs.append(args.replace)
+        args.replace = ""
+
+
+def _refuse_short_lived(follow: bool) -> None:
+    """Without --follow the controller must outlive this command, which it does not in CI or a container."""
+    if follow or os.environ.get("GPUJOB_CONTROLLER"):
+        return
+    where = next((f"${name}" for name in CI_VARIABLES if os.environ.get(name)), "")
+    where = where or next((mark for mark in CONTAINER_MARKS if Path(mark).exists()), "")
+    if where:
+        raise CliError(
+            "this looks like CI or a container, where the controller would end with the shell; nothing was done",
+            where=where,
+            next="add --follow; or run `gpujob controller run` as a service here and set GPUJOB_CONTROLLER=here",
+        )
+
+
+def _ask_possible(args: argparse.Namespace) -> None:
+    if not args.yes and not sys.stdin.isatty():
+        raise CliError(
+            "there is no terminal to ask on, and -y was not given; nothing was done",
+            where="gpujob apply",
+            next="gpujob plan shows what it would do; add -y to do it",
+        )
+    if not args.yes and specs.STDIN in (*args.files, *args.specs):
+        raise CliError("a spec from stdin leaves no way to ask; nothing was done", next="add -y")
+
+
+def _max_cost(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    from jobspecs.problems import Refusal
+    from jobspecs.units import parse_money
+
+    try:
+        return parse_money(text).amount
+    except Refusal as refusal:
+        raise CliError(refusal.reason, where="--max-cost", next=refusal.hint) from None
+
+
+def _standing(home: Home, prepared: Prepared) -> Standing:
+    """The newest run of the same name, as the books have it now; the controller looks again."""
+    if not home.database.exists():
+        return Standing(None, False)
+    from orchestrator.cli.reading import reader
+    from orchestrator.store import NoSuchJob
+
+    with reader(home) as store:
+        try:
+            job = store.job(store.find(prepared.spec.name).job)
+        except NoSuchJob:
+            return Standing(None, False)
+    if job.name != prepared.spec.name:  # NAME.2 found a run of NAME
+        return Standing(None, False)
+    shot = prepared.snapshot.hash if prepared.snapshot else ""
+    return Standing(job, job.spec_hash == prepared.spec_hash and job.snapshot == shot)
+
+
+def _needs_money(standing: Standing, args: argparse.Namespace) -> bool:
+    """Whether a machine may be rented by this call: not when the spec is the same as a live or finished job's."""
+    from orchestrator.model import Outcome
+
+    if standing.job is None or args.replace is not None or not standing.same:
+        return True
+    done = standing.job.outcome is Outcome.DONE
+    return not (standing.live or (done and not args.again))
+
+
+def _refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> None:
+    """What would only be found out after the question: no price, nothing that stops the bill, limits."""
+    from orchestrator.planning import unbound
+
+    plan, spec = prepared.plan, prepared.spec
+    if plan.chosen is None and plan.price_cap is None:
+        troubles = "; ".join(f"{q.provider}: {q.trouble}" for q in plan.quotes if q.trouble)
+        raise CliError(
+            "no offer satisfies the spec now, so there is no price to hold later offers against; nothing was done",
+            where=spec.name,
+            why=troubles or "; ".join(sorted({out.why for out in plan.left_out})[:3]),
+            next="set max_price, and the job waits for an offer; gpujob plan shows what there is",
+            code=exits.NO_CAPACITY,
+        )
+    if unbound(plan) and "ttl-needs-controller" not in spec.allow:
+        raise CliError(
+            "nothing but this computer would stop the bill: neither provider nor machine has a timer; nothing was done",
+            where=spec.name,
+            next="an always-on controller, another provider, or allow: [ttl-needs-controller] in the spec",
+        )
+    problems = limits_of(home, config, prepared, max_cost)
+    if problems:
+        worst = f"{plan.worst_case:f}" if plan.worst_case is not None else "MONEY"
+        raise CliError(
+            "; ".join(problems) + "; nothing was done",
+            where=spec.name,
+            next=f"--max-cost {worst} for this job, or change limits in {config.path}",
+        )
+
+
+def limits_of(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> list[str]:
+    """The config's limits that the job would pass."""
+    from orchestrator.planning import limit_problems
+
+    rates = config.rates_to(config.currency)
+    committed, machines = Decimal(0), 0
+    if home.database.exists():
+        from orchestrator.cli.reading import reader
+
+        now = time.time()
+        with reader(home) as store:
+            machines = len(store.open_rentals())
+            try:
+                committed = store.committed_since(month_start(now), now, config.currency, rates)
+            except ValueError as error:  # a bill in a currency without a rate
+                return [str(error)]
+    return limit_problems(prepared.plan, config.limits, committed, machines, max_cost, rates)
+
+
+def month_start(now: float) -> float:
+    """The first second of this month in UTC, as epoch seconds."""
+    from datetime import UTC, datetime
+
+    moment = datetime.fromtimestamp(now, UTC)
+    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def _secrets(home: Home, prepared: Prepared) -> Mapping[str, str]:
+    """Values by name. Raises CliError for those found nowhere, before anything is rented."""
+    names = prepared.spec.secrets
+    if not names:
+        return {}
+    from orchestrator.secrets import resolve
+
+    found = resolve(names, home)
+    if found.missing:
+        raise CliError(
+            f"no value for {', '.join(found.missing)}; nothing was done",
+            where=f"{prepared.spec.name}: secrets",
+            next=f"gpujob secret set {found.missing[0]}, or export it",
+        )
+    return found.values
+
+
+def _confirm(
+    args: argparse.Namespace, prepared: list[Prepared], standings: list[Standing], home: Home, config: Config
+) -> None:
+    """Show the plan and what would be thrown away, and ask, unless -y or nothing would be rented."""
+    from orchestrator.cli.plan import text
+
+    spending = [
+        (each, standing)
+        for each, standing in zip(prepared, standings, strict=True)
+        if _needs_money(standing, args)
+    ]  # fmt: skip
+    for each, standing in spending:
+        if not args.yes:
+            say("\n".join(text(each, home, config)))
+        else:
+            plan = each.plan
+            offer = f"{plan.chosen.gpu or 'CPU'} at {plan.chosen.provider}" if plan.chosen else "no offer now: it waits"
+            say(
+                f"{each.spec.name}: {offer}, at most {money(plan.worst_case, plan.currency, plan.play)}, "
+                f"never above {money(plan.price_cap, plan.currency, plan.play)}/h"
+            )
+        if args.replace is not None and standing.job is not None:
+            for line in thrown_away(home, standing.job, args.fresh):
+                say(line)
+    if args.yes or not spending:
+        return
+    say("")
+    sys.stderr.write("Proceed? [Y/n] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+        raise CliError("nothing was done")
+
+
+def thrown_away(home: Home, old: Job, fresh: bool) -> list[str]:
+    """What --replace costs: steps that must be done again and money that bought them."""
+    from orchestrator.cli.phases import steps_of
+    from orchestrator.cli.reading import open_view
+
+    view = open_view(home, old.id)
+    steps = steps_of(view)
+    kept = max((each.step for each in view.checkpoints), default=None)
+    base = 0.0 if fresh or kept is None else float(kept)
+    again = max(0.0, (steps.last or 0.0) - base)
+    currency = view.rentals[-1].offer.currency if view.rentals else old.currency
+    what = f"replaces {old.name}.{old.run}: {money(view.spent, currency, view.play)} were spent on it"
+    start = "from the beginning" if fresh or kept is None else f"from its checkpoint of step {kept}"
+    return [f"{what}; the new run starts {start}, {again:g} steps are thrown away; no checkpoint is deleted"]
+
+
+def _ask(
+    home: Home, config: Config, args: argparse.Namespace, prepared: Prepared, values: Mapping[str, str],
+    max_cost: Decimal | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Hand the values over in a private folder and ask the controller."""
+    import secrets as randomness
+
+    from orchestrator import secrets
+
+    spool = ""
+    if values:
+        spool = f"spool-{randomness.token_hex(8)}"
+        secrets.keep(home, spool, values)
+    mode = "replace" if args.replace is not None else "again" if args.again else "new"
+    wish = {
+        "job": job_document(prepared, config.owner, spool),
+        "mode": mode,
+        "replace_name": args.replace or "",
+        "fresh": args.fresh,
+        "max_cost": str(max_cost) if max_cost is not None else None,
+    }
+    if mode == "replace":
+        say(f"{prepared.spec.name}: waiting until a live run of that name has saved and is released")
+    try:
+        answer = client.request(home, "apply", wish, REPLACE_WITHIN_S if mode == "replace" else client.ANSWER_WITHIN_S)
+    except CliError as refused:
+        if spool and refused.code != exits.STILL_RUNNING:
+            secrets.forget(home, spool)
+        raise
+    if spool:  # renamed when a job was made of the wish; in every other case nobody needs the values
+        secrets.forget(home, spool)
+    return answer
+
+
+def job_document(prepared: Prepared, owner: str, spool: str) -> dict[str, Any]:
+    """What the controller is asked to run; no secret is in it."""
+    plan, spec = prepared.plan, prepared.spec
+    return {
+        "name": spec.name,
+        "spec": dict(prepared.document),
+        "spec_hash": prepared.spec_hash,
+        "snapshot": prepared.snapshot.hash if prepared.snapshot else "",
+        "commit": prepared.snapshot.commit if prepared.snapshot else "",
+        "base_dir": str(prepared.loaded.base_dir),
+        "owner": owner,
+        "price_cap": f"{plan.price_cap:f}" if plan.price_cap is not None else None,
+        "currency": plan.currency,
+        "worst_case": f"{plan.worst_case:f}" if plan.worst_case is not None else None,
+        "play": plan.play,
+        "data_manifests": _manifests(prepared),
+        "results_dir": prepared.results_dir,
+        "secrets": list(spec.secrets),
+        "spool": spool,
+    }
+
+
+def _manifests(prepared: Prepared) -> dict[str, Any]:
+    """path on the machine -> manifest of the local data as it is now."""
+    from jobspecs.rules import is_remote
+    from orchestrator.datasets import manifest_of
+
+    return {
+        each.path: asdict(manifest_of(prepared.loaded.base_dir / Path(each.source).expanduser()))
+        for each in prepared.spec.data
+        if not is_remote(each.source)
+    }
+
+
+def _report(home: Home, args: argparse.Namespace, prepared: list[Prepared], answers: list[dict[str, Any]]) -> int:
+    """Print what became of each, follow where asked, and return the worst exit code."""
+    documents = [answer_json(each, answer) for each, answer in zip(prepared, answers, strict=True)]
+    if args.output == "json":
+        print_json(documents[0] if len(documents) == 1 else documents)
+        sys.stdout.flush()
+    else:
+        for each, answer in zip(prepared, answers, strict=True):
+            print(answer_text(each, answer, args.follow))
+            sys.stdout.flush()
+    if not args.follow:
+        return exits.OK
+    return max(_follow(home, answer, logs=args.output != "json") for answer in answers)
+
+
+def answer_json(prepared: Prepared, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """One object: id, name, worst_case, price_cap, results, and what was done."""
+    plan = prepared.plan
+    return {
+        "id": answer.get("id"),
+        "name": answer.get("name", prepared.spec.name),
+        "run": answer.get("run"),
+        "unchanged": bool(answer.get("unchanged")),
+        "edited": list(answer.get("edited") or ()),
+        "outcome": answer.get("outcome"),
+        "worst_case": money_json(plan.worst_case, plan.currency, plan.play),
+        "price_cap": money_json(plan.price_cap, plan.currency, plan.play),
+        "results": prepared.results_dir or None,
+    }
+
+
+def answer_text(prepared: Prepared, answer: Mapping[str, Any], follow: bool) -> str:
+    """One line for people."""
+    name, run = prepared.spec.name, answer.get("run")
+    if answer.get("finished"):
+        results = answer.get("results") or prepared.results_dir
+        return f"{name}.{run} is done already; results: {results or 'none'}; `gpujob apply --again` runs it anew"
+    if answer.get("edited"):
+        return f"{name}.{run} changed: {', '.join(answer['edited'])}"
+    if answer.get("unchanged"):
+        return f"{name}.{run} unchanged; `gpujob describe {name}` shows how it stands"
+    hint = "" if follow else f"; `gpujob logs {name} -f` follows it"
+    return f"{name}.{run} applied ({answer.get('id')}); results: {prepared.results_dir or 'none'}{hint}"
+
+
+def _follow(home: Home, answer: Mapping[str, Any], logs: bool) -> int:
+    """Stay until the machine is released; the closing summary is data and goes to stdout."""
+    from orchestrator.cli.follow import LogCursor, follow
+    from orchestrator.cli.phases import summary_lines
+    from orchestrator.cli.reading import exit_code_of, open_view
+
+    view = open_view(home, str(answer["id"]))
+    last = follow(home, view.ref, LogCursor(home, view.job.id), until_released=True, logs=logs)
+    lines = "\n".join(summary_lines(home, last))
+    if logs:
+        print(lines)
+    else:
+        say(lines)
+    return exit_code_of(last.job)
+
+
+COMMANDS = {"apply": Command(_add, run)}

@@ -1,0 +1,76 @@
+"""`providers`: who can be asked for machines, whether they are configured, and what differs between them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from orchestrator.cli import exits
+from orchestrator.cli.commands import Command, add_output
+from orchestrator.cli.output import print_json, span, table
+from orchestrator.home import Home
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List every registered provider; one that cannot be loaded is a line with its reason."""
+    from orchestrator.cli.plan import provider_config
+    from orchestrator.config import load_config
+    from orchestrator.planning import timers
+    from providers.errors import ProviderError
+    from providers.registry import get_provider, names
+
+    home = Home.from_env()
+    config = load_config(home)
+    rows: list[dict[str, Any]] = []
+    for name in names():
+        row: dict[str, Any] = {"name": name, "configured": name in config.providers or name == "local", "trouble": None}
+        try:
+            caps = get_provider(name, provider_config(home, config, name)).caps
+        except ProviderError as error:
+            rows.append({**row, "trouble": str(error)})
+            continue
+        row |= {
+            "play": caps.play,
+            "spot": caps.spot,
+            "spot_notice_s": caps.spot_notice_s,
+            "self_end": caps.self_end,
+            "server_ttl": caps.server_ttl,
+            "boot_hook": caps.boot_hook,
+            "min_billing_s": caps.min_billing_s,
+            "billing_step_s": caps.billing_step_s,
+            "stop_bills": caps.stop_bills,
+            "disks_outlive": caps.disks_outlive,
+            "timers": [each.name for each in timers(caps) if each.binds],
+            "as_of": caps.as_of,
+        }
+        rows.append(row)
+    if args.output == "json":
+        print_json(rows)
+        return exits.OK
+    print(table(("NAME", "CONFIGURED", "MONEY", "SPOT", "NOTICE", "ENDS WITHOUT US BY", "BILLED IN", "AS OF"),
+                [_cells(row) for row in rows], shrink=("ENDS WITHOUT US BY",), state=""))  # fmt: skip
+    print("\nA spec without `providers` may use every configured one, but never `local`.")
+    return exits.OK
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    name, configured = row["name"], "yes" if row["configured"] else "no"
+    if row["trouble"]:
+        return (name, configured, "-", "-", "-", row["trouble"], "-", "-")
+    return (
+        name,
+        configured,
+        "(play)" if row["play"] else "real",
+        "yes" if row["spot"] else "no",
+        span(row["spot_notice_s"]) if row["spot"] else "-",
+        ", ".join(row["timers"]) or "nothing",
+        f"{row['billing_step_s']}s, at least {span(row['min_billing_s'])}",
+        row["as_of"],
+    )
+
+
+COMMANDS = {"providers": Command(_add, run)}
