@@ -32,9 +32,9 @@ def look_at(pid: int) -> Proc | None:
     return Proc(int(fields[1]), int(fields[2]), int(fields[19]), fields[0] in "ZX")
 
 
-def look_at_all() -> dict[int, Proc]:
+def look_at_all(zombies: bool = False) -> dict[int, Proc]:
     found = ((int(name), look_at(int(name))) for name in os.listdir("/proc") if name.isdigit())
-    return {pid: proc for pid, proc in found if proc is not None and not proc.zombie}
+    return {pid: proc for pid, proc in found if proc is not None and (zombies or not proc.zombie)}
 
 
 def is_alive(pid: int, start: int) -> bool:

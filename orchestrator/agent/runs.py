@@ -160,17 +160,20 @@ def request_signal(run: Run, why: str, grace_s: float) -> dict[str, Any]:
     if old is not None and grace_s > 0:
         return old
     new = {"why": old["why"] if old else why, "at": time.time(), "kill_at": uptime() + grace_s}
-    replace(run.path("signalled"), to_json(new))
+    if old is not None:
+        replace(run.path("signalled"), to_json(new))
+    elif not create_once(run.path("signalled"), to_json(new)):
+        return request_signal(run, why, grace_s)  # the dead-man was quicker
     return new
 
 
 def end_run(run: Run, seconds: float, **fields: Any) -> bool:
     """Kill a run from outside and see it ended; its wrapper gets the chance to write the true exit code."""
     until = uptime() + seconds
-    run.kill(seconds)
-    patience = uptime() + min(seconds, 2.0)
-    while run.ended is None and run.wrapper() and uptime() < patience:
-        time.sleep(0.02)
+    await_end(run, min(seconds, 1.0))  # it sees `signalled` and `closed` within a moment, and then knows why
+    if run.ended is None:
+        run.kill(seconds)
+        await_end(run, min(seconds, 2.0))
     wrapper = run.wrapper() if run.ended is None else None
     if wrapper:
         send(wrapper[0], wrapper[1], signal.SIGKILL)
@@ -182,3 +185,10 @@ def end_run(run: Run, seconds: float, **fields: Any) -> bool:
 
 def job_folder(job: str) -> str:
     return os.path.join(read_text(control("base")).strip() or HOME, "gpujob", job)
+
+
+def await_end(run: Run, seconds: float) -> None:
+    """Leave a living wrapper some time to end its run."""
+    until = uptime() + seconds
+    while run.ended is None and run.wrapper() and uptime() < until:
+        time.sleep(0.02)

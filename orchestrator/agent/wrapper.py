@@ -204,12 +204,13 @@ class Wrapper:
         left = self.run.pids()
         for pid, start in left.items():
             send(pid, start, signal.SIGTERM)
-        until = uptime() + (0.0 if self.kill_at is not None else LEFTOVER_S)
+        until = uptime() + (0.0 if self.kill_at is not None or self.run.closed else LEFTOVER_S)
         while left and uptime() < until:
             self.pump()
             left = self.run.pids()
         while left and not self.run.kill(CLOSE_S, self.pump):
             note("%s: some processes do not die" % self.run.key)
+        self.reap()
 
     def pump(self) -> None:
         """Wait a moment for output, copy it, and look after the signals and the orphans."""
@@ -260,18 +261,21 @@ class Wrapper:
         return int(getattr(signal, "SIG" + (self.order.get("signal") or "TERM")))
 
     def remember(self) -> None:
-        """Write down the descendants, and take in the dead among our adopted children."""
+        """Write down the descendants."""
         found = self.run.pids()
         tree = "".join("%d %d\n" % pair for pair in sorted(found.items()))
         if tree != self.tree:
             jot(self.run.path("tree"), tree.encode())
             self.tree = tree
-        own = os.getpid()
-        for name in os.listdir("/proc"):
-            proc = look_at(int(name)) if name.isdigit() else None
-            if proc and proc.zombie and proc.parent == own and not (self.leader and int(name) == self.leader.pid):
+        self.reap()
+
+    def reap(self) -> None:
+        """Take in the dead among our adopted children; the leader is Popen's."""
+        for pid, proc in look_at_all(zombies=True).items():
+            if proc.zombie and proc.parent == os.getpid() and not (self.leader and pid == self.leader.pid):
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(int(name), os.WNOHANG)
+                    os.waitpid(pid, os.WNOHANG)
+
 
 
 def wrap(key: str) -> int:
