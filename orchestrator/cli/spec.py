@@ -85,6 +85,9 @@ class GivenAtApply(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self.asked)
 
+    def __bool__(self) -> bool:
+        return True  # empty of names so far, but not absent
+
 
 def run_validate(args: argparse.Namespace) -> int:
     """Check specs; all problems at once."""

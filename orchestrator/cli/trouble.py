@@ -12,28 +12,32 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
+
+if TYPE_CHECKING:
+    from jobspecs.problems import SpecErrors
 
 _KEPT_REPORTS = 20  # enough to see a pattern; they are never sent anywhere
 
 
 def explain(error: Exception, verb: str) -> tuple[list[str], int]:
     """The lines for stderr and the exit code of an exception that no verb handled."""
-    known = _known(error)
-    if known is not None:
-        return known.lines(), known.code
     from jobspecs.problems import SpecErrors
 
     if isinstance(error, SpecErrors):
         return spec_lines(error), exits.USAGE
+    known = _known(error)
+    if known is not None:
+        return known.lines(), known.code
     return _crash(error, verb), exits.PROVIDER
 
 
-def spec_lines(errors: object) -> list[str]:
+def spec_lines(errors: SpecErrors) -> list[str]:
     """Every problem of a spec, one a line, and how many there are."""
-    problems = getattr(errors, "problems", [])
+    problems = errors.problems
     count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
     return [*(str(problem) for problem in problems), f"gpujob: {count}; nothing was done"]
 
