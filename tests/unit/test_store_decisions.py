@@ -226,6 +226,14 @@ def test_a_shorter_end_frees_its_reserve_only_when_confirmed(store: Store, job: 
     assert (row.end, row.wanted_end, row.reserve) == (2000.0, 2000.0, Decimal("0.60"))
 
 
+def test_a_late_confirmation_reserves_nothing_for_a_machine_that_is_gone(store: Store, job: str) -> None:
+    rental = rent(store, job)
+    store.apply(job, [actions.WantEnd(rental.id, 9000.0, Reason.TTL, Decimal(5))], 30.0)
+    store.apply(job, [actions.Release(rental.id, Reason.DONE), actions.StoreGone(rental.id)], 31.0)
+    store.apply(job, [actions.ConfirmEnd(rental.id)], 32.0)
+    assert store.rental(rental.id).reserve == 0
+
+
 def test_the_end_of_a_machine_on_its_way_out_is_not_extended(store: Store, job: str) -> None:
     rental = rent(store, job)
     store.apply(job, [actions.Release(rental.id, Reason.DONE)], 30.0)
@@ -297,7 +305,7 @@ def test_the_story_of_a_run(store: Store, job: str) -> None:
     store.apply(job, [actions.StoreExit("t0", 1, end)], 51.0)
     assert store.apply(job, [actions.StoreExit("t0", 1, Exit("run", 0, 52.0))], 52.0).changed == 0
     store.closed(job, "t0", 1, 53.0)
-    row = CheckpointRow(job, "t0", 1, "step_40", 40, 1, "m3", 1000, "m2", 54.0)
+    row = CheckpointRow(job, "t0", 1, "step_40", 40, "m3", 1000, "m2", 54.0)
     store.checkpoint_durable(row)
     store.checkpoint_durable(row)
     store.last_step(job, "t0", 1, 30)

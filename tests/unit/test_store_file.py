@@ -113,6 +113,18 @@ def test_damaged_books_are_named_with_a_next_step(tmp_path: Path, damage: str) -
         Store.open_reader(home_in(tmp_path)).jobs()
 
 
+def test_one_damaged_page_far_from_the_first_rows_stops_the_controller_before_it_decides(tmp_path: Path) -> None:
+    with writer_in(tmp_path) as store:
+        add(store, spec={"run": "x" * 100_000})
+        store.apply("demo.1-ab12", [], 20.0)
+        root = store._db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'ledger'").fetchone()[0]
+    raw = bytearray(database(tmp_path).read_bytes())
+    raw[(root - 1) * 4096 : root * 4096] = b"\xff" * 4096
+    database(tmp_path).write_bytes(raw)
+    with pytest.raises(StoreBroken, match="gpujob audit"):
+        writer_in(tmp_path, epoch=9)
+
+
 def test_the_newest_backup_is_named_and_works(tmp_path: Path) -> None:
     with writer_in(tmp_path) as store:
         add(store)
