@@ -85,9 +85,7 @@ class ShellNotClean(TransferError):
 class DiskFull(TransferError):
     """No space left; `side` is "machine" or "here"."""
 
-    def __init__(
-        self, message: str, *, side: str, code: int = 0, evidence: str = "", where: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, side: str, code: int = 0, evidence: str = "", where: str = "") -> None:
         super().__init__(message, code=code, evidence=evidence, where=where)
         self.side = side
 

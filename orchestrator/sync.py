@@ -54,6 +54,7 @@ SOME_FILES_CODES = frozenset({23, 24})  # "partial transfer", "some files vanish
 PUSH = ("-rlpt", "--no-owner", "--no-group", "--no-devices", "--no-specials")
 # From a machine: no modes but the executable bit, and no link that leaves the folder
 PULL = ("-rltE", "--safe-links", "--no-owner", "--no-group", "--no-perms", "--no-devices", "--no-specials")
+AGAIN = ["--ignore-times", "--whole-file"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def push(
     delete: bool = False,
     copy_links: bool = False,
     append: bool = False,
+    again: bool = False,
     progress: Callable[[Progress], None] | None = None,
     limits: Limits | None = None,
 ) -> Sent:
@@ -101,9 +103,11 @@ def push(
 
     `files_from`: only these names below `source`. `delete`: remove what is not in `source`. `copy_links`: send what
     links point to. `append`: go on inside a half-sent file (for files that never change, verified afterwards).
+    `again`: transfer also files whose size and time say that they are the same.
     """
     _absolute(dest)
     flags = [*PUSH, *(["--copy-links"] if copy_links else []), *(["--delete-delay"] if delete else [])]
+    flags += AGAIN if again else []
     slash = "/" if source.is_dir() else ""
     words = [f"{source}{slash}", f"{target.rental}:{dest}{slash}"]
     return _transfer(target, flags, words, files_from, append, progress, limits)
@@ -122,12 +126,12 @@ def pull(
 ) -> Sent:
     """Copy the content of the machine's folder `source` (absolute) into `dest`; nothing here is ever removed.
 
-    `again`: transfer also files whose size and time say that they are the same. A missing file is a TransferError.
+    `append`, `again`: as for `push`. A missing file is a TransferError.
     """
     _absolute(source)
     dest.mkdir(parents=True, exist_ok=True)
     names = None if files_from is None else [safe_name(name) for name in files_from]
-    flags = [*PULL, *(["--ignore-times", "--whole-file"] if again else [])]
+    flags = [*PULL, *(AGAIN if again else [])]
     words = [f"{target.rental}:{source.rstrip('/')}/", f"{dest}/"]
     return _transfer(target, flags, words, names, append, progress, limits)
 
