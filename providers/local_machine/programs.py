@@ -21,6 +21,8 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "tmux": ("tmux", "tmux", "tmux"),
     "bash": ("bash", "bash", "bash"),
     "setsid": ("util-linux", "util-linux", "util-linux"),
+    "unshare": ("util-linux", "util-linux", "util-linux"),
+    "bwrap": ("bubblewrap", "bubblewrap", "bubblewrap"),
 }
 REQUIRED = ("sshd", "ssh-keygen", "rsync", "tmux", "bash", "setsid")
 
