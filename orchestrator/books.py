@@ -40,6 +40,7 @@ class _Kept:
     deployment: str
     epoch: int = 0
     rentals: int = 0
+    doubt: str = ""  # a verdict that nobody has answered yet
 
 
 class Books:
@@ -91,7 +92,17 @@ class Books:
             self._keep(replace(self._kept, rentals=count))
 
     def check(self, epoch: int, deployment: str, rentals: int) -> Verdict:
-        """Compare with what the database says of itself: 0, "" and 0 for a new or missing one."""
+        """Compare with what the database says of itself: 0, "" and 0 for a new or missing one.
+
+        A bad verdict stays until `accept`: the controller that finds it takes the books over with a new epoch, after
+        which the comparison alone would find nothing any more.
+        """
+        found = Verdict(self._kept.doubt) if self._kept.doubt else self._compare(epoch, deployment, rentals)
+        if found is not Verdict.OK and not self._kept.doubt:
+            self._keep(replace(self._kept, doubt=found.value))
+        return found
+
+    def _compare(self, epoch: int, deployment: str, rentals: int) -> Verdict:
         kept = self._kept
         if deployment and deployment != kept.deployment:
             return Verdict.LOST
@@ -101,7 +112,7 @@ class Books:
 
     def accept(self, epoch: int, rentals: int) -> None:
         """The user has looked (`audit`, `adopt`): these books are the books from now on."""
-        self._keep(replace(self._kept, epoch=max(epoch, self._kept.epoch), rentals=rentals))
+        self._keep(replace(self._kept, epoch=max(epoch, self._kept.epoch), rentals=rentals, doubt=""))
 
     def _keep(self, kept: _Kept) -> None:
         self._write(kept)
@@ -114,7 +125,12 @@ class Books:
             return None
         try:
             document = json.loads(text)
-            kept = _Kept(str(document["deployment"]), int(document["epoch"]), int(document.get("rentals", 0)))
+            kept = _Kept(
+                str(document["deployment"]),
+                int(document["epoch"]),
+                int(document.get("rentals", 0)),
+                Verdict(document["doubt"]).value if document.get("doubt") else "",
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise self._broken(f"is not the JSON that gpujob wrote ({error})") from error
         if len(kept.deployment) != ID_LENGTH or not set(kept.deployment) <= set(ID_LETTERS):

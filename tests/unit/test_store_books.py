@@ -78,6 +78,20 @@ def test_a_week_old_copy_is_behind(tmp_path: Path) -> None:
     assert verdict(tmp_path) is Verdict.BEHIND
 
 
+def test_the_doubt_stays_over_new_controllers_until_the_user_has_looked(tmp_path: Path) -> None:
+    controller(tmp_path, 1000).close()
+    old = copy_database(tmp_path, "week-old.db")
+    controller(tmp_path, 2000).close()
+    shutil.copy(old, home_in(tmp_path).database)
+    assert verdict(tmp_path) is Verdict.BEHIND
+    controller(tmp_path, 3000).close()  # its epoch is in both places: the comparison alone would find nothing
+    assert verdict(tmp_path) is Verdict.BEHIND
+    Books(home_in(tmp_path)).accept(3000, 0)
+    assert verdict(tmp_path) is Verdict.OK
+    controller(tmp_path, 4000).close()
+    assert verdict(tmp_path) is Verdict.OK
+
+
 def test_a_copy_from_the_life_of_the_same_controller_is_behind_too(tmp_path: Path) -> None:
     with controller(tmp_path, 1000) as store:
         job = add(store)
@@ -115,7 +129,17 @@ def test_a_lost_file_takes_the_deployment_over_from_the_database(tmp_path: Path)
     assert verdict(tmp_path) is Verdict.OK
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"deployment": "abc123"}', '{"deployment": "A/..", "epoch": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"deployment": "abc123"}',
+        '{"deployment": "A/..", "epoch": 1}',
+        '{"deployment": "abc123", "epoch": 1, "doubt": "so"}',
+    ],
+)
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
     home = home_in(tmp_path).make()
     home.deployment_file.write_text(text)
