@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import actions as act
-from orchestrator import artifacts, checkpoints, logs, secrets, snapshot, ssh, sync
+from orchestrator import checkpoints, logs, secrets, snapshot, ssh, sync
 from orchestrator.clock import Clock
 from orchestrator.datasets import DataError
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.home import Home
+from orchestrator.inherit import inherit
+from orchestrator.lineage import passed_over
 from orchestrator.messages import Message
+from orchestrator.mirror import Manifest, listing, prune
 from orchestrator.model import Assignment, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
 from orchestrator.ssh_errors import SshError, Unreachable
 from orchestrator.watch import MachineWatch
@@ -196,14 +199,16 @@ class Machines:
         for source in context.spec.data:
             self._send_data(context, connection, Path(job.base_dir, source.source), str(folders["data"]), source.path)
         if run.resume_hash:
-            manifest = next(
-                (m for m in checkpoints.listing(self._home, job.id, run.task) if m.hash == run.resume_hash), None
-            )
-            if manifest is None:
-                raise WorkFailed(f"checkpoint {run.resume_name} is not in the mirror any more", Reason.CHECKPOINT)
-            remote = f"{folders['resume_root']}/{run.key}"
-            checkpoints.push_resume(connection, self._home, manifest, remote)
+            self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}")
         return {"seconds": time.monotonic() - began}
+
+    def _send_resume(self, context: Context, connection: ssh.Connection, remote: str) -> None:
+        """The checkpoint that the run was sealed to resume from."""
+        run, job = _run(context), context.job
+        found = [m for m in listing(self._home, job.id, run.task).manifests if m.hash == run.resume_hash]
+        if not found:
+            raise WorkFailed(f"checkpoint {run.resume_name} is not in the mirror any more", Reason.CHECKPOINT)
+        checkpoints.push_resume(connection, connection.target, self._home, found[0], remote)
 
     def _send_code(self, job: Job, target: ssh.Target, remote: str) -> None:
         staging = self._home.job(job.id) / "code"
@@ -248,22 +253,19 @@ class Machines:
         folders = self._ask(rental, "prepare", job=job.id)
         root = checkpoint_root(context.spec, str(folders["ckpt_root"]), run.key)
         rows, sent, began = [], 0, time.monotonic()
+        before = listing(self._home, job.id, run.task).manifests
+        ordinal = max((m.step for m in before if m.n == run.n), default=0)
         for found in complete[-keep:]:
+            ordinal += 1
             manifest = checkpoints.mirror_one(
-                connection,
-                self._home,
-                job.id,
-                run.task,
-                run.n,
-                found.name,
-                found.step,
-                f"{root}/{found.name}",
-                run.resume_hash,
-            )
+                connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, name=found.name,
+                step=found.step if found.step >= 0 else ordinal,  # a name without a number: its order of arrival
+                remote_path=f"{root}/{found.name}", parent=run.resume_hash or None,
+            )  # fmt: skip
             rows.append(self._row(manifest))
-            sent += manifest.bytes
-        protected = {run.resume_hash} if run.resume_hash else set()
-        pruned = checkpoints.prune(self._home, job.id, run.task, keep, protected)
+            sent += manifest.bytes if manifest not in before else 0
+        protected = frozenset({run.resume_hash} if run.resume_hash else ())
+        pruned = prune(self._home, job.id, run.task, keep, protected)
         spent = time.monotonic() - began
         return {
             "rows": rows,
@@ -275,23 +277,28 @@ class Machines:
     def list_mirror(self, context: Context, task: str) -> Mapping[str, Any]:
         """The complete listing of a task's mirror."""
         began = self._clock.utc()
-        found = checkpoints.listing(self._home, context.job.id, task)
-        return {"rows": [self._row(m) for m in found], "began": began}
+        found = listing(self._home, context.job.id, task)
+        over = passed_over(found.manifests)
+        words = [f"{m.name} of run {m.n} is not resumed from: {why}" for m, why in over]
+        words += [f"{broken.path.name} was set aside: {broken.why}" for broken in found.broken]
+        return {
+            "rows": [self._row(m) for m in found.manifests],
+            "passed_over": {m.hash for m, _ in over},
+            "words": words,
+            "began": began,
+        }
 
     def inherit(self, old: Job, new: Job, rows: tuple[CheckpointRow, ...]) -> list[CheckpointRow]:
         """Take over the durable checkpoints of an earlier job: the same parts under new manifests of run 0."""
-        wanted = {row.hash for row in rows}
-        found = [m for m in checkpoints.listing(self._home, old.id, "t0") if m.hash in wanted]
-        return [self._row(m) for m in checkpoints.inherit(self._home, old.id, new.id, "t0", found)]
+        return [self._row(m) for m in inherit(self._home, old.id, new.id, "t0", (row.hash for row in rows))]
 
-    def _row(self, manifest: checkpoints.Manifest) -> CheckpointRow:
+    def _row(self, manifest: Manifest) -> CheckpointRow:
         return CheckpointRow(
             job=manifest.job,
             task=manifest.task,
             n=manifest.n,
             name=manifest.name,
             step=manifest.step,
-            seq=manifest.seq,
             hash=manifest.hash,
             bytes=manifest.bytes,
             parent=manifest.parent or "",
@@ -303,6 +310,8 @@ class Machines:
         rental, run, job = _rental(context), _run(context), context.job
         connection = self._connection(rental)
         folders = self._ask(rental, "prepare", job=job.id)
+        from orchestrator import artifacts
+
         plan = artifacts.plan_of(context.spec, success=effect.success)
         out = f"{folders['out_root']}/{run.key}"
         began = time.monotonic()

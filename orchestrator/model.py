@@ -227,7 +227,6 @@ class CheckpointRow:
     n: int
     name: str
     step: int
-    seq: int  # order of arrival within the run, for names that carry no step
     hash: str
     bytes: int
     parent: str
@@ -342,6 +341,7 @@ class Facts:
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     prepared: frozenset[str] = frozenset()  # "<rental>/<task>.<n>": code, data and resume point are verified there
     save_s: float = 0.0  # how long bringing home what is still on the machine would take, at the measured rate
+    passed_over: frozenset[str] = frozenset()  # hashes of checkpoints that look unfinished beside their neighbours
     collected_at: Mapping[str, float] = field(default_factory=dict)  # rental -> when results were last brought home
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
     limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit

@@ -37,6 +37,7 @@ class JobMemory:
     offers: tuple[Offer, ...] | Unknown | None = None
     offers_at: float | None = None
     mirror_listed: dict[str, float] = field(default_factory=dict)
+    passed_over: set[str] = field(default_factory=set)
     troubles: dict[str, Trouble] = field(default_factory=dict)
     next_look_at: float = 0.0
 
@@ -114,6 +115,7 @@ class Observer:
             offers=memory.offers,
             offers_at=memory.offers_at,
             resting=store.resting(now),
+            passed_over=frozenset(memory.passed_over),
             troubles=dict(memory.troubles),
             prepared=frozenset(prepared),
             save_s=self._save_s(rentals),

@@ -148,7 +148,11 @@ def _mirror_listed(loop: Loop, receipt: Receipt, action: act.ListMirror) -> None
     for row in receipt.data["rows"]:
         if (row.task, row.n, row.hash) not in known:
             loop.store.checkpoint_durable(row)
-    loop.observer.job(receipt.job).mirror_listed[action.task] = receipt.data["began"]
+    memory = loop.observer.job(receipt.job)
+    memory.mirror_listed[action.task] = receipt.data["began"]
+    memory.passed_over |= receipt.data["passed_over"]
+    for words in receipt.data["words"]:
+        loop.store.add_journal(receipt.at, "checkpoint-passed-over", words, job=receipt.job)
 
 
 def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:

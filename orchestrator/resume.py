@@ -6,6 +6,7 @@ complete listing begun after that run could no longer write. So a stale machine'
 
 from __future__ import annotations
 
+from orchestrator.lineage import resume_order
 from orchestrator.model import Assignment, CheckpointRow, Facts, RentalFacts
 from orchestrator.transitions import DISRUPTIONS
 
@@ -14,7 +15,7 @@ INHERITED = 0  # run number of checkpoints taken over from an earlier job (`resu
 
 def accepted(facts: Facts, task: str) -> tuple[CheckpointRow, ...]:
     """The durable checkpoints that the next run of `task` may resume from."""
-    rows = [c for c in facts.checkpoints if c.task == task]
+    rows = [c for c in facts.checkpoints if c.task == task and c.hash not in facts.passed_over]
     earlier = [a for a in facts.assignments if a.task == task]
     if not earlier:
         return tuple(c for c in rows if c.n == INHERITED)
@@ -23,8 +24,8 @@ def accepted(facts: Facts, task: str) -> tuple[CheckpointRow, ...]:
 
 
 def best(rows: tuple[CheckpointRow, ...]) -> CheckpointRow | None:
-    """The furthest one: by step, then by run, then by arrival; never by name or time."""
-    return max(rows, key=lambda c: (c.step, c.n, c.seq), default=None)
+    """The furthest one on the newest line of descent; never by name or time."""
+    return next(iter(resume_order(rows)), None)
 
 
 def free_since(facts: Facts, task: str) -> float | None:

@@ -38,8 +38,8 @@ UPDATE assignments SET last_step = max(coalesce(last_step, :step), :step) WHERE 
 UPDATE assignments SET environment = :environment WHERE job = :job AND task = :task AND n = :n;
 
 -- name: checkpoint_durable
-INSERT INTO checkpoints (job, task, n, name, step, seq, hash, bytes, parent, verified_at)
-VALUES (:job, :task, :n, :name, :step, :seq, :hash, :bytes, :parent, :verified_at)
+INSERT INTO checkpoints (job, task, n, name, step, hash, bytes, parent, verified_at)
+VALUES (:job, :task, :n, :name, :step, :hash, :bytes, :parent, :verified_at)
 ON CONFLICT (job, task, n, hash) DO UPDATE SET pruned_at = NULL;
 
 -- name: checkpoint_pruned
@@ -47,7 +47,7 @@ UPDATE checkpoints SET pruned_at = coalesce(pruned_at, :now)
 WHERE job = :job AND task = :task AND n = :n AND hash = :hash;
 
 -- name: checkpoints
-SELECT * FROM checkpoints WHERE job = :job AND pruned_at IS NULL ORDER BY task, n, step, seq;
+SELECT * FROM checkpoints WHERE job = :job AND pruned_at IS NULL ORDER BY task, n, step;
 
 -- name: put_progress
 INSERT INTO progress (job, task, n, at, step, total, sample, phase)

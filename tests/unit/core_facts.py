@@ -119,7 +119,7 @@ def run(state: str = "run", **changes: Any) -> AgentRun:
 
 
 def checkpoint(step: int, n: int = 1, **changes: Any) -> CheckpointRow:
-    base = CheckpointRow("j-1-aaaa", "t0", n, f"step_{step}.pt", step, step, f"h{n}-{step}", 1000, "", T0 + step)
+    base = CheckpointRow("j-1-aaaa", "t0", n, f"step_{step}.pt", step, f"h{n}-{step}", 1000, "", T0 + step)
     return replace(base, **changes)
 
 

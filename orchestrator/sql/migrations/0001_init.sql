@@ -123,7 +123,6 @@ CREATE TABLE checkpoints (
     n           INTEGER NOT NULL,
     name        TEXT NOT NULL,
     step        INTEGER NOT NULL,
-    seq         INTEGER NOT NULL,
     hash        TEXT NOT NULL,
     bytes       INTEGER NOT NULL,
     parent      TEXT NOT NULL DEFAULT '',
