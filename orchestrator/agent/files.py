@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+AGENT_LOG_LIMIT = 8 << 20  # bytes: something that fails twice a second must not fill the disk
+
+
 def sync_folder(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -50,10 +53,11 @@ def replace(path: str, data: bytes) -> None:
 
 def jot(path: str, data: bytes) -> None:
     """As `replace`, for what may be lost with the power or with the disk's last byte."""
+    part = "%s.%d.tmp" % (path, os.getpid())
     try:
-        with open(path + ".tmp", "wb") as file:
+        with open(part, "wb") as file:
             file.write(data)
-        os.rename(path + ".tmp", path)
+        os.rename(part, path)
     except OSError as error:
         note("%s: %s" % (path, error))
 
@@ -122,7 +126,8 @@ def note(message: str) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(control("agent.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(fd, ("%s %d %s\n" % (time.strftime("%F %T"), os.getpid(), message)).encode())
+            if os.fstat(fd).st_size < AGENT_LOG_LIMIT:
+                os.write(fd, ("%s %d %s\n" % (time.strftime("%F %T"), os.getpid(), message)).encode())
         finally:
             os.close(fd)
 

@@ -109,8 +109,10 @@ class Supervisor:
             run.kill(1.0)  # its wrapper should have; stopped or stuck
         scan, due = self.scans.get(run.key) or (CheckpointScan(run), 0.0)
         if uptime() >= due:
-            self.scans[run.key] = (scan, uptime() + SCAN_S)
+            began = uptime()
             self.compare(run, scan.look(), final=False)
+            # A huge folder may cost a twentieth of a core, not more
+            self.scans[run.key] = (scan, uptime() + max(SCAN_S, 20 * (uptime() - began)))
 
     def compare(self, run: Run, found: list[dict[str, Any]], final: bool) -> None:
         """Keep the look for `status`, and tell of each checkpoint that became complete."""

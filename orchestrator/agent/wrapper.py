@@ -35,6 +35,7 @@ def fresh_process() -> None:
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
+    os.umask(0o022)  # ours is 077, and not the user's business
     spare_from_oom(0)
 
 
@@ -275,7 +276,6 @@ class Wrapper:
             if proc.zombie and proc.parent == os.getpid() and not (self.leader and pid == self.leader.pid):
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-
 
 
 def wrap(key: str) -> int:

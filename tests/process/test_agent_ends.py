@@ -38,7 +38,7 @@ def run_hook(machine: Machine, end: float, shell: str = "dash") -> subprocess.Po
 
 def test_saving_starts_in_time_and_the_end_wins(tmp_path: Path) -> None:
     with Machine(tmp_path) as machine:
-        machine.order("trap 'echo saving' TERM; echo up; while :; do sleep 0.1; done")
+        machine.order("trap 'echo saving' TERM; echo up; while :; do sleep 0.1 || true; done")
         machine.wait_log(b"up")
         end = time.time() + 3
         machine.do("arm", end=end, grace_s=2, action="kill")
