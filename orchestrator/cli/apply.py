@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import client, exits, specs
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
+from orchestrator.cli.handover import handed_over, values_of
 from orchestrator.cli.output import money, money_json, print_json, say
 from orchestrator.home import Home
 
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     for each, standing in zip(prepared, standings, strict=True):
         if _needs_money(standing, args):
             _refuse(home, config, each, max_cost)
-    secrets = [_secrets(home, each) for each in prepared]
+    secrets = [values_of(home, each.spec.secrets, f"{each.spec.name}: secrets") for each in prepared]
     _confirm(args, prepared, standings, home, config)
     answers = [
         _ask(home, config, args, each, values, max_cost)
@@ -228,23 +229,6 @@ def month_start(now: float) -> float:
     return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
-def _secrets(home: Home, prepared: Prepared) -> Mapping[str, str]:
-    """Values by name. Raises CliError for those found nowhere, before anything is rented."""
-    names = prepared.spec.secrets
-    if not names:
-        return {}
-    from orchestrator.secrets import resolve
-
-    found = resolve(names, home)
-    if found.missing:
-        raise CliError(
-            f"no value for {', '.join(found.missing)}; nothing was done",
-            where=f"{prepared.spec.name}: secrets",
-            next=f"gpujob secret set {found.missing[0]}, or export it",
-        )
-    return found.values
-
-
 def _confirm(
     args: argparse.Namespace, prepared: list[Prepared], standings: list[Standing], home: Home, config: Config
 ) -> None:
@@ -299,33 +283,20 @@ def _ask(
     max_cost: Decimal | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Hand the values over in a private folder and ask the controller."""
-    import secrets as randomness
-
-    from orchestrator import secrets
-
-    spool = ""
-    if values:
-        spool = f"spool-{randomness.token_hex(8)}"
-        secrets.keep(home, spool, values)
     mode = "replace" if args.replace is not None else "again" if args.again else "new"
-    wish = {
-        "job": job_document(prepared, config.owner, spool),
-        "mode": mode,
-        "replace_name": args.replace or "",
-        "fresh": args.fresh,
-        "max_cost": str(max_cost) if max_cost is not None else None,
-    }
+    patience = client.ANSWER_WITHIN_S
     if mode == "replace":
+        patience = REPLACE_WITHIN_S
         say(f"{prepared.spec.name}: waiting until a live run of that name has saved and is released")
-    try:
-        answer = client.request(home, "apply", wish, REPLACE_WITHIN_S if mode == "replace" else client.ANSWER_WITHIN_S)
-    except CliError as refused:
-        if spool and refused.code != exits.STILL_RUNNING:
-            secrets.forget(home, spool)
-        raise
-    if spool:  # renamed when a job was made of the wish; in every other case nobody needs the values
-        secrets.forget(home, spool)
-    return answer
+    with handed_over(home, values) as spool:
+        wish = {
+            "job": job_document(prepared, config.owner, spool),
+            "mode": mode,
+            "replace_name": args.replace or "",
+            "fresh": args.fresh,
+            "max_cost": str(max_cost) if max_cost is not None else None,
+        }
+        return client.request(home, "apply", wish, patience)
 
 
 def job_document(prepared: Prepared, owner: str, spool: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.cli import client, exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.exits import CliError
+from orchestrator.cli.handover import handed_over, values_of
 from orchestrator.cli.output import local_time, print_json, say, utc_z
 from orchestrator.cli.phases import billing_lines
 from orchestrator.cli.reading import View, exit_code_of, open_view, reader, view_of
@@ -104,11 +105,8 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
 
 def run_resume(args: argparse.Namespace) -> int:
     """A new run of an ended job, from its newest checkpoint."""
-    import secrets as randomness
-
     from jobspecs.problems import Refusal
     from jobspecs.units import parse_money
-    from orchestrator import secrets
 
     home = Home.from_env()
     _seconds(args.ttl, "--ttl")
@@ -117,24 +115,10 @@ def run_resume(args: argparse.Namespace) -> int:
     except Refusal as refusal:
         raise CliError(refusal.reason, where="--budget", next=refusal.hint) from None
     view = open_view(home, args.job)
-    names = [str(name) for name in view.job.spec.get("secrets", ())]
-    found = secrets.resolve(names, home)
-    if found.missing:
-        raise CliError(
-            f"no value for {', '.join(found.missing)}; nothing was done",
-            where=view.job.name,
-            next=f"gpujob secret set {found.missing[0]}, or export it",
-        )
-    spool = f"spool-{randomness.token_hex(8)}" if names else ""
-    if spool:
-        secrets.keep(home, spool, found.values)
-    wish = {"job": view.job.id, "ttl": args.ttl, "budget": budget, "spool": spool}
-    try:
+    values = values_of(home, [str(name) for name in view.job.spec.get("secrets", ())], f"{view.job.name}: secrets")
+    with handed_over(home, values) as spool:
+        wish = {"job": view.job.id, "ttl": args.ttl, "budget": budget, "spool": spool}
         answer = client.request(home, "resume", wish)
-    except CliError as refused:
-        if spool and refused.code != exits.STILL_RUNNING:
-            secrets.forget(home, spool)
-        raise
     if args.output == "json":
         print_json({"id": answer["id"], "name": view.job.name, "run": answer.get("run"), "resumed_from": view.job.id})
     else:

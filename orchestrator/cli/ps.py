@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.output import colourful, money, money_json, print_json, span, table, utc_z
-from orchestrator.cli.reading import picture_of_summary, reader
+from orchestrator.cli.reading import PLAY_PROVIDER, picture_of_summary, reader
 from orchestrator.home import Home
 from orchestrator.words import Words, words_of
 
@@ -73,7 +73,7 @@ def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> 
     over = [(line, words) for line, words in lines if line.terminal_at is None and line.outcome is not None]
     for line, words in over:
         if line.open_rentals:
-            rate = money(line.hourly, line.currency, line.play)
+            rate = money(line.hourly, line.currency, is_play_line(line))
             print(f"{line.name} is {line.outcome}, but {line.rental} still bills {rate}/h: {words.next}")
 
 
@@ -104,8 +104,13 @@ def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
 
 def _cost(line: Summary) -> str:
     if not line.spent:
-        return money(Decimal(0), line.currency, line.play) if line.rental else "-"
-    return " + ".join(money(amount, currency, line.play) for currency, amount in line.spent.items())
+        return money(Decimal(0), line.currency, is_play_line(line)) if line.rental else "-"
+    return " + ".join(money(amount, currency, is_play_line(line)) for currency, amount in line.spent.items())
+
+
+def is_play_line(line: Summary) -> bool:
+    """Whether the money of this job is not real; known before its first bill by the provider's name."""
+    return line.play or line.provider == PLAY_PROVIDER
 
 
 def as_json(line: Summary, words: Words, now: float) -> dict[str, Any]:
@@ -131,14 +136,14 @@ def as_json(line: Summary, words: Words, now: float) -> dict[str, Any]:
         "spot": line.spot,
         "rental": line.rental or None,
         "open_rentals": line.open_rentals,
-        "hourly": money_json(line.hourly, line.currency, line.play),
+        "hourly": money_json(line.hourly, line.currency, is_play_line(line)),
         "created_at": utc_z(line.created_at),
         "end": utc_z(line.end),
         "terminal_at": utc_z(line.terminal_at),
         "step": line.step,
         "total": line.total,
-        "spent": [money_json(amount, currency, line.play) for currency, amount in line.spent.items()],
-        "reserved": [money_json(amount, currency, line.play) for currency, amount in line.reserved.items()],
+        "spent": [money_json(amount, currency, is_play_line(line)) for currency, amount in line.spent.items()],
+        "reserved": [money_json(amount, currency, is_play_line(line)) for currency, amount in line.reserved.items()],
         "age_s": round(now - line.created_at, 3),
     }
 

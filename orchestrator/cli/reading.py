@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.store.listing import Summary
     from orchestrator.store.rows import Bill, Entry, JobRef, Progress
 
+PLAY_PROVIDER = "local"  # its adapter says so by caps.play; the name is enough here and costs no import
 JOURNAL_LINES = 200  # what `describe` may show; the rest is in the books
 
 
@@ -93,8 +94,8 @@ class View:
 
 
 def is_play(rental: Rental) -> bool:
-    """Money of `local` is not real. Its adapter says so by `caps.play`; here the name is enough and costs no import."""
-    return rental.offer.provider == "local"
+    """Whether the money of this machine is not real."""
+    return rental.offer.provider == PLAY_PROVIDER
 
 
 @contextmanager

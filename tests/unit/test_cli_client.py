@@ -1,0 +1,154 @@
+"""How verbs find, start, poke and ask the controller."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_books import Books, home_at, writer
+from cli_controller import ScriptedController
+
+from orchestrator.cli import client, main
+from orchestrator.cli.exits import CliError
+from orchestrator.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("GPUJOB_HOME", str(tmp_path / "h"))
+    monkeypatch.delenv("GPUJOB_CONTROLLER", raising=False)
+    return home_at(tmp_path / "h")
+
+
+def test_a_request_is_answered_and_recorded(home: Home) -> None:
+    with ScriptedController(home, {"ping": lambda args: {"ok": True, "epoch": 7}}) as controller:
+        assert client.request(home, "ping", {"x": 1})["epoch"] == 7
+        assert client.alive(home)
+    assert controller.asked == [("ping", {"x": 1})]
+    assert not client.alive(home)
+
+
+def test_a_refusal_keeps_its_words_and_its_code(home: Home) -> None:
+    refuse = {"cancel": lambda args: {"ok": False, "error": "it is over", "code": 5}}
+    with ScriptedController(home, refuse), pytest.raises(CliError) as caught:
+        client.request(home, "cancel", {})
+    assert (caught.value.what, caught.value.code) == ("it is over", 5)
+
+
+def test_silence_is_exit_6_and_the_request_stays(home: Home) -> None:
+    with ScriptedController(home, {"extend": lambda args: None}), pytest.raises(CliError) as caught:
+        client.request(home, "extend", {}, timeout=0.05)
+    assert caught.value.code == 6
+    with writer(home) as store:
+        assert [request.verb for request in store.open_requests()] == ["extend"]
+
+
+def test_a_controller_that_dies_before_it_answers_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SLICE_S", 0.01)
+    monkeypatch.setattr(client, "ensure_controller", lambda _: None)
+    home.controller_log.write_text("gpujob: the controller cannot start: the disk is full\n")
+    with writer(home):
+        pass
+    with pytest.raises(CliError) as caught:
+        client.request(home, "ping", {}, timeout=30)
+    assert caught.value.code == 3
+    assert "disk is full" in caught.value.why
+
+
+def test_the_lock_is_seen_without_being_taken(home: Home) -> None:
+    assert not client.lock_held(home.lock)
+    handle = os.open(home.lock, os.O_RDWR | os.O_CREAT)
+    try:
+        assert not client.lock_held(home.lock)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert client.lock_held(home.lock)
+        assert client.alive(home)
+    finally:
+        os.close(handle)
+    assert not client.lock_held(home.lock)
+
+
+def test_a_stale_socket_file_is_nobody(home: Home) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(home.socket))
+    assert home.socket.exists()
+    assert not client.connected(home)
+    assert not client.poke(home)
+
+
+def test_a_controller_that_cannot_start_is_explained(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    def spawn(home: Home) -> subprocess.Popen[bytes]:
+        home.controller_log.write_text("gpujob: the controller cannot start: no space\n")
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+
+    monkeypatch.setattr(client, "spawn", spawn)
+    with pytest.raises(CliError) as caught:
+        client.ensure_controller(home)
+    assert caught.value.code == 3
+    assert "no space" in caught.value.why
+    assert caught.value.where == str(home.controller_log)
+
+
+def test_a_controller_on_another_host_is_not_silently_ignored(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUJOB_CONTROLLER", "ssh://gpu-server")
+    with pytest.raises(CliError, match="not in this version yet"):
+        client.ensure_controller(home)
+
+
+@pytest.mark.parametrize("state", ["open rental", "live job", "all over"])
+def test_verbs_wake_a_dead_controller_only_while_something_is_open(
+    state: str, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator import actions
+    from orchestrator.model import Outcome, Reason
+
+    with writer(home) as store:
+        books = Books(store)
+        if state != "live job":
+            rental = books.rent()
+            books.run(rental)
+            if state == "all over":
+                books.exit()
+                books.decide(Outcome.DONE, Reason.DONE)
+                books.finish(rental)
+            else:
+                books.apply(actions.Alarm("x", "y"))
+    woken: list[Any] = []
+    monkeypatch.setattr(client, "spawn", woken.append)
+    assert main.main(["ps", "-a"]) == 0
+    assert len(woken) == (0 if state == "all over" else 1)
+    assert "digits" in capsys.readouterr().out
+
+
+def test_broken_books_do_not_stop_the_wake(home: Home) -> None:
+    home.database.write_bytes(b"no database")
+    assert client.open_counts(home.database) == {"open_rentals": 0, "live_jobs": 0}
+    client.wake(home)
+
+
+def test_counts_of_what_is_open(home: Home) -> None:
+    with writer(home) as store:
+        Books(store, "one").rent()
+        Books(store, "two")
+    assert client.open_counts(home.database) == {"open_rentals": 1, "live_jobs": 2}
+    with sqlite3.connect(home.database) as books:
+        assert books.execute("SELECT count(*) FROM jobs").fetchone() == (2,)
+    books.close()
+
+
+def test_the_spawned_controller_gets_absolute_folders(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home.state.parent)
+    monkeypatch.setenv("GPUJOB_HOME", "h")
+    env = client.controller_environment(Home.from_env())
+    assert env["GPUJOB_HOME"] == str(home.state)
+    root = env["PYTHONPATH"].split(os.pathsep)[0]
+    assert (Path(root) / "orchestrator" / "cli" / "client.py").exists()
