@@ -19,7 +19,7 @@ from orchestrator.agent.hook import boot_hook
 from orchestrator.clock import Clock
 from orchestrator.home import Home
 from orchestrator.messages import Message, Receipt
-from orchestrator.model import Assignment, Facts, Job, Policy, Reason, Rental, RentalFacts, Unknown
+from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Unknown
 from orchestrator.ssh_errors import AgentRefused, SshError
 from providers.base import Boot, Offer, Provider, Ref, Tag
 from providers.errors import (
@@ -59,8 +59,7 @@ class Context:
     policy: Policy
     rental: Rental | None = None
     assignment: Assignment | None = None
-    facts: Facts | None = None
-    seen: RentalFacts | None = None
+    mirrored: frozenset[tuple[str, str, int, float]] = frozenset()  # run, name, bytes, mtime: durable already
 
 
 class Providers(Protocol):

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from orchestrator.mirror import Manifest
+from typing import Protocol, TypeVar
 
 NUMBER = re.compile(r"\d+")
 
@@ -30,7 +27,24 @@ class Checkpoint(Protocol):
     def parent(self) -> str | None: ...
 
 
+class File(Protocol):
+    """One file of a checkpoint; its path begins with the checkpoint's name."""
+
+    @property
+    def path(self) -> str: ...
+
+
+class Manifest(Checkpoint, Protocol):
+    """A checkpoint with its files."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def files(self) -> Sequence[File]: ...
+
+
 C = TypeVar("C", bound=Checkpoint)
+M = TypeVar("M", bound=Manifest)
 
 
 def resume_order(seal: Sequence[C]) -> list[C]:
@@ -52,13 +66,13 @@ def resume_order(seal: Sequence[C]) -> list[C]:
     return sorted(trunk, key=lambda m: (m.step, m.n, m.hash), reverse=True)
 
 
-def resume_choice(seal: Sequence[Manifest]) -> Manifest | None:
+def resume_choice(seal: Sequence[M]) -> M | None:
     """The checkpoint to resume from, None without any."""
     over = {manifest.hash for manifest, _ in passed_over(seal)}
     return next((manifest for manifest in resume_order(seal) if manifest.hash not in over), None)
 
 
-def passed_over(seal: Sequence[Manifest]) -> tuple[tuple[Manifest, str], ...]:
+def passed_over(seal: Sequence[M]) -> tuple[tuple[M, str], ...]:
     """Checkpoints that are not resumed from although they are the furthest, each with the reason.
 
     Only the last one of a run can be one that it was killed in: a folder that lacks a file which the one before had

@@ -20,7 +20,7 @@ from orchestrator.execute import Context, Executor
 from orchestrator.home import Home
 from orchestrator.machine import Machines
 from orchestrator.messages import EventSeen, Listed, Lost, Message, Poke, ProgressSeen, Reached, Receipt, StatusSeen
-from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalFacts, RentalPhase, Unknown
+from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalPhase, Unknown
 from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
@@ -412,14 +412,13 @@ class Loop:
             self._due[job.id] = min(self._due[job.id], not_before)
             return
         rental = next((r for r in facts.rentals if r.rental.id == getattr(action, "rental", "")), None)
-        self.submit(job, action, rental.rental if rental else None, rental, facts, spec, policy)
+        self.submit(job, action, rental.rental if rental else None, facts, spec, policy)
 
     def submit(
         self,
         job: Job,
         action: act.Effect,
         rental: Rental | None,
-        seen: RentalFacts | None = None,
         facts: Facts | None = None,
         spec: JobSpec | None = None,
         policy: Policy | None = None,
@@ -441,7 +440,8 @@ class Loop:
         if facts is not None and hasattr(action, "task") and hasattr(action, "n"):
             assignment = next((a for a in facts.assignments if (a.task, a.n) == (action.task, action.n)), None)
         log.info("effect", job=job.id, action=type(action).__name__, key=action.key)
-        self.executor.submit(action, Context(job, spec, policy, rental, assignment, facts, seen))
+        mirrored = frozenset(self.observer.of(rental.id).mirrored) if rental is not None else frozenset()
+        self.executor.submit(action, Context(job, spec, policy, rental, assignment, mirrored))
 
 
 def configure_log() -> None:

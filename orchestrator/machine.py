@@ -256,6 +256,8 @@ class Machines:
         before = listing(self._home, job.id, run.task).manifests
         ordinal = max((m.step for m in before if m.n == run.n), default=0)
         for found in complete[-keep:]:
+            if (run.key, found.name, found.bytes, found.mtime) in context.mirrored:
+                continue
             ordinal += 1
             manifest = checkpoints.mirror_one(
                 connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, name=found.name,

@@ -10,7 +10,7 @@ import structlog
 from orchestrator import actions as act
 from orchestrator import placement
 from orchestrator.messages import Receipt
-from orchestrator.model import CreateOutcome, Rental, Trouble, Unknown
+from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Trouble, Unknown
 from providers.base import DestroyAck, Instance
 
 if TYPE_CHECKING:
@@ -144,15 +144,19 @@ def _moved(loop: Loop, receipt: Receipt, action: act.MoveEnd) -> None:
 def _mirror_listed(loop: Loop, receipt: Receipt, action: act.ListMirror) -> None:
     if receipt.status != "done":
         return
-    known = {(c.task, c.n, c.hash) for c in loop.store.checkpoints(receipt.job)}
-    for row in receipt.data["rows"]:
-        if (row.task, row.n, row.hash) not in known:
-            loop.store.checkpoint_durable(row)
+    _durable(loop, receipt.job, receipt.data["rows"])
     memory = loop.observer.job(receipt.job)
     memory.mirror_listed[action.task] = receipt.data["began"]
     memory.passed_over |= receipt.data["passed_over"]
     for words in receipt.data["words"]:
         loop.store.add_journal(receipt.at, "checkpoint-passed-over", words, job=receipt.job)
+
+
+def _durable(loop: Loop, job: str, rows: list[CheckpointRow]) -> None:
+    known = {(c.task, c.n, c.hash) for c in loop.store.checkpoints(job)}
+    for row in rows:
+        if (row.task, row.n, row.hash) not in known:
+            loop.store.checkpoint_durable(row)
 
 
 def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
@@ -177,8 +181,7 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             if data.get("dead"):
                 loop.store.closed(job, action.task, action.n, receipt.at)
         case act.MirrorCheckpoints():
-            for row in data["rows"]:
-                loop.store.checkpoint_durable(row)
+            _durable(loop, job, data["rows"])
             for row in data["pruned"]:
                 loop.store.checkpoint_pruned(job, row.task, row.n, row.hash, receipt.at)
             seen.mirrored |= data["mirrored"]

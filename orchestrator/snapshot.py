@@ -98,7 +98,8 @@ def take(workdir: Path, home: Home, *, exclude: Iterable[Path] = (), allow_large
     if not allow_large:
         _refuse_home(root)
     left_out: list[LeftOut] = []
-    found = list(_walk(root, "", rules_for(root, exclude), left_out))
+    never = (*exclude, home.state, home.config)  # our own books and secrets may lie inside of the workdir
+    found = list(_walk(root, "", rules_for(root, never), left_out))
     if not allow_large:
         _refuse_large(found)
     new: list[Path] = []
