@@ -44,7 +44,7 @@ def gpu_rows(text: str | None = None) -> list[dict[str, float | None]]:
     """One dict a card; what the driver cannot tell ("[N/A]") is None. Memory in MiB, power in W."""
     if text is None:
         query = gpu_query()
-        text = output_of(query, 30.0) if query else ""
+        text = output_of(query, 10.0) if query else ""
     rows = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -130,6 +130,8 @@ class Sampler:
                 return
             null = subprocess.DEVNULL
             self.query = subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null)
+        if self.query is not None and uptime() > self.due + 2 * SAMPLE_S:
+            self.query.kill()
         if self.query is not None and self.query.poll() is not None:
             assert self.query.stdout is not None
             with self.query.stdout as pipe:

@@ -77,6 +77,17 @@ def test_a_killed_wrapper_ends_the_run_as_lost_and_it_never_runs_again(tmp_path:
         assert starts(machine) == "start\n"
 
 
+def test_what_hid_its_environment_does_not_outlive_a_killed_wrapper(tmp_path: Path) -> None:
+    with Machine(tmp_path, TREE_S="0.2") as machine:
+        machine.order("env -i setsid sleep 300 & echo $! > $GPUJOB_OUT/child;" + ONCE)
+        child = pid_in(machine.job / "out/t0.1/child")
+        wait_for(lambda: f"{child} " in (machine.folder() / "tree").read_text(), "the child among the remembered")
+        assert child not in machine.marked()
+        kill(machine.wrapper())
+        assert machine.ended()["lost"] is True
+        gone(child)
+
+
 def test_everything_killed_at_once(tmp_path: Path) -> None:
     with Machine(tmp_path) as machine:
         machine.order(ONCE)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,53 @@ def test_manifest_and_environment_and_wipe(tmp_path: Path) -> None:
         status = machine.do("status")
         assert status["setups"] == []
         assert status["runs"]["t0.1"]["closed"] is True
+
+
+def shim(machine: Machine, name: str, script: str) -> None:
+    """A program of our own, first on the machine's PATH."""
+    folder = machine.home / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n" + script)
+    (folder / name).chmod(0o755)
+    machine.path = f"{folder}:{os.environ['PATH']}"
+
+
+def test_cards_are_counted_sampled_and_recorded(tmp_path: Path) -> None:
+    answers = """case $* in
+*--query-gpu=index*) echo '0, 97, 39000, 40960, 61, 250.11'; echo '1, [N/A], 10, 40960, 30, 60.5' ;;
+*--query-gpu=name*) echo 'A100-PCIE-40GB, 40960, 550.54, GPU-1'; echo 'A100-PCIE-40GB, 40960, 550.54, GPU-2' ;;
+*) echo '| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4 |' ;;
+esac
+"""
+    with Machine(tmp_path, started=False) as machine:
+        shim(machine, "nvidia-smi", answers)
+        machine.start()
+        machine.order("echo $GPUJOB_NUM_GPUS", n=1)
+        machine.ended()
+        assert machine.log() == b"2\n"
+        machine.order("echo $GPUJOB_NUM_GPUS $CUDA_VISIBLE_DEVICES", n=2, env={"CUDA_VISIBLE_DEVICES": "1"})
+        machine.ended(2)
+        assert machine.log(n=2) == b"1 1\n"
+        wait_for(lambda: machine.events("sample"), "a sample")
+        sample = machine.events("sample")[0]
+        assert [(gpu["index"], gpu["util"], gpu["power"]) for gpu in sample["gpus"]] == [
+            (0, 97, 250.11),
+            (1, None, 60.5),
+        ]
+        assert 0 < sample["mem_used"] < sample["mem_total"]
+        found = machine.do("environment")
+        assert (found["driver"], found["cuda"], len(found["gpus"])) == ("550.54", "12.4", 2)
+
+
+def test_a_driver_that_hangs_holds_up_neither_the_supervisor_nor_the_end(tmp_path: Path) -> None:
+    with Machine(tmp_path, started=False) as machine:
+        shim(machine, "nvidia-smi", "exec sleep 300\n")
+        machine.start()
+        machine.order("exit 4", env={"CUDA_VISIBLE_DEVICES": "0"})
+        assert machine.ended()["rc"] == 4
+        wait_for(lambda: machine.events("exit"), "the exit event of a supervisor that is not held up")
+        machine.do("arm", end=time.time() + 0.5, grace_s=0, action="kill")
+        wait_for(lambda: not machine.marked(), "the end")
 
 
 def test_status_without_a_supervisor_still_tells_the_truth(tmp_path: Path) -> None:
