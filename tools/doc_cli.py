@@ -11,11 +11,15 @@ CLI_INTRODUCTION = """\
 # The command line
 
 Data goes to stdout, progress and errors to stderr. `-o json` is stable; times in it are UTC. JOB is `NAME` (its newest
-run), `NAME.2` (a run) or `NAME@3` (an attempt). `gpujob VERB --help` prints one of these sections.
+run), `NAME.2` (a run) or `NAME@3` (an attempt). `gpujob VERB --help` prints one of these sections. Every
+verb also takes `--help` and `--no-color` (as NO_COLOR).
 
 | verb | what it does |
 |---|---|
 """
+
+# Said once, in the introduction
+OF_EVERY_VERB = ("help", "no_color")
 
 EXIT_CODES_INTRODUCTION = """\
 # Exit codes
@@ -35,7 +39,7 @@ def cli_page() -> str:
         [
             CLI_INTRODUCTION + "\n".join(rows),
             *sections,
-            "## Words from elsewhere\n\nThese do nothing but name the right command.\n",
+            "\n## Words from elsewhere\n\nThese do nothing but name the right command.\n",
             "| word | answer |\n|---|---|",
             *redirections,
             "",
@@ -51,10 +55,17 @@ def exit_codes_page() -> str:
 def _verb(verb: str) -> Iterator[str]:
     parser, _ = commands.parser_of(verb)
     yield f"\n## {verb}\n\n{_sentence(parser.description or '')}\n"
-    # A fixed width: COLUMNS of whoever runs this must not change the page
-    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
-    yield f"```text\n{parser.format_usage().removeprefix('usage: ').rstrip()}\n```\n"
+    # Not argparse's own usage line: its wrapping differs between versions of Python
+    yield f"```text\n{' '.join([parser.prog, '[OPTIONS]', *_positionals(parser)])}\n```\n"
     yield from _arguments(parser)
+
+
+def _positionals(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if not action.option_strings and action.help != argparse.SUPPRESS:
+            several = " ..." if action.nargs in ("*", "+", argparse.REMAINDER) else ""
+            optional = action.nargs in ("*", "?", argparse.REMAINDER)
+            yield f"[{_name(action)}{several}]" if optional else f"{_name(action)}{several}"
 
 
 def _arguments(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[str]:
@@ -62,7 +73,7 @@ def _arguments(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[st
     rows: list[str] = []
     nested: list[str] = []
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
+        if action.dest in OF_EVERY_VERB or action.help == argparse.SUPPRESS:
             continue
         if isinstance(action, argparse._SubParsersAction):
             for name, sub in action.choices.items():
@@ -76,7 +87,6 @@ def _arguments(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[st
         yield "| argument | meaning |\n|---|---|"
         yield from rows
     yield from nested
-    yield ""
 
 
 def _name(action: argparse.Action) -> str:
