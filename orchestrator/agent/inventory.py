@@ -25,11 +25,14 @@ def manifest_command(ask: dict[str, Any]) -> dict[str, Any]:
     import fnmatch
 
     top, pattern = need(ask, "path", str), need(ask, "pattern", str, "") or "*"
+    names = set(need(ask, "names", list)) if "names" in ask else None
     if not os.path.isabs(top):
         raise Refusal("invalid", "path: %r is not absolute" % top)
     if not os.path.lexists(top):
         raise Refusal("missing", "%s is not there" % top)
     files = [entry for entry in walk_files(top) if fnmatch.fnmatchcase(entry["path"], pattern)]
+    if names is not None:
+        files = [entry for entry in files if entry["path"] in names]
     if ask.get("hash"):
         base = top if os.path.isdir(top) and not os.path.islink(top) else os.path.dirname(top)
         read = (entry if "link" in entry else hashed(os.path.join(base, entry["path"]), entry) for entry in files)
