@@ -258,7 +258,8 @@ def _confirm(
     say("")
     sys.stderr.write("Proceed? [Y/n] ")
     sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+    said = sys.stdin.readline()
+    if not said or said.strip().lower() not in ("", "y", "yes"):  # the end of the input is no answer
         raise CliError("nothing was done")
 
 
