@@ -19,7 +19,10 @@ from orchestrator.agent.hook import boot_hook
 from orchestrator.clock import Clock
 from orchestrator.home import Home
 from orchestrator.messages import Message, Receipt
+from orchestrator.mirror import CheckpointError
 from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Unknown
+from orchestrator.publish import ResultsError
+from orchestrator.snapshot import SnapshotError
 from orchestrator.ssh_errors import AgentRefused, SshError
 from providers.base import Boot, Offer, Provider, Ref, Tag
 from providers.errors import (
@@ -196,7 +199,7 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
     except AgentRefused as error:
         refused = {"epoch_refused": error.error == "epoch"}
         return Receipt(effect, job, "refused", doors.now(), str(error), data=refused)
-    except SshError as error:
+    except (SshError, CheckpointError, ResultsError, SnapshotError) as error:
         return Receipt(effect, job, "failed", doors.now(), str(error))
     except WorkFailed as error:
         return Receipt(effect, job, "failed", doors.now(), str(error), error.fatal)

@@ -7,6 +7,7 @@ are sent, and travel only inside an order on a connection that has proved the re
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,17 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import actions as act
-from orchestrator import checkpoints, logs, secrets, snapshot, ssh, sync
+from orchestrator import artifacts, checkpoints, datasets, logs, secrets, snapshot, ssh, sync
 from orchestrator.clock import Clock
-from orchestrator.datasets import DataError
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.home import Home
 from orchestrator.inherit import inherit
-from orchestrator.lineage import passed_over
+from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.messages import Message
 from orchestrator.mirror import Manifest, listing, prune
 from orchestrator.model import Assignment, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
+from orchestrator.publish import discard, publish
 from orchestrator.ssh_errors import SshError, Unreachable
+from orchestrator.ssh_files import write_private
 from orchestrator.watch import MachineWatch
 from providers.base import Caps
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 CALL_S = 30.0  # one agent call; a machine that needs longer is as good as silent
 CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
+RESULTS = "gpujob-results"  # folder beside the spec; never sent up with workdir
+RUN_RECORD = "gpujob-run.json"  # what the run had and was, beside its results
 LOG_TAIL_S = 15.0  # how long the last log bytes may take after a run has ended
 
 
@@ -219,13 +223,11 @@ class Machines:
 
     def _send_data(self, context: Context, connection: ssh.Connection, source: Path, data: str, path: str) -> None:
         """One local source of data: sent, and compared with the manifest that was taken at apply."""
-        from orchestrator import datasets
-
         wanted = context.job.data_manifests.get(path)
         remote = path if path.startswith("/") else f"{data}/{path}"
         try:
             now = datasets.manifest_of(source)
-        except DataError as error:
+        except datasets.DataError as error:
             raise WorkFailed(str(error), Reason.DATA) from error
         if wanted is not None and wanted.get("hash") != now.hash:
             raise WorkFailed(f"{source} has changed since apply; `apply --replace` takes it as it is now", Reason.DATA)
@@ -312,20 +314,27 @@ class Machines:
         rental, run, job = _rental(context), _run(context), context.job
         connection = self._connection(rental)
         folders = self._ask(rental, "prepare", job=job.id)
-        from orchestrator import artifacts
-
-        plan = artifacts.plan_of(context.spec, success=effect.success)
-        out = f"{folders['out_root']}/{run.key}"
+        plan = plan_of(context.spec, job, run, f"{folders['out_root']}/{run.key}")
         began = time.monotonic()
+        found = artifacts.collect(
+            connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, plan=plan,
+            final=effect.final, success=effect.success if effect.final else None,
+        )  # fmt: skip
+        rate = _rate(found.bytes, began)
         if not effect.final:
-            found = artifacts.collect(connection, self._home, job.id, run.task, run.n, out, plan, final=False)
-            return {"rate": _rate(found.bytes, began), "bytes_left": 0}
-        found = artifacts.collect(connection, self._home, job.id, run.task, run.n, out, plan, final=True)
+            return {"rate": rate, "bytes_left": 0}
         if not found.verified:
             raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
         record = self._record(context, connection)
-        folder = artifacts.publish(self._home, job, run, plan, record)
-        return {"environment": record, "folder": str(folder) if folder else "", "rate": _rate(found.bytes, began)}
+        published = publish(
+            self._home, job=job.id, task=run.task, n=run.n, plan=plan, results=found, success=effect.success,
+            checkpoint=resume_choice(listing(self._home, job.id, run.task).manifests),
+        )  # fmt: skip
+        write_private(published.path / RUN_RECORD, json.dumps(record, indent=1, default=str).encode() + b"\n")
+        discard(self._home, job.id, run.task, run.n)
+        words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]
+        words += [*found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
+        return {"environment": record, "folder": str(published.path), "rate": rate, "words": words}
 
     def _record(self, context: Context, connection: ssh.Connection) -> dict[str, Any]:
         """What the run had and was: kept with the job and beside its results."""
@@ -368,6 +377,20 @@ def stages(spec: JobSpec, job: Job, run: Assignment) -> list[dict[str, str]]:
     if spec.smoke and run.n == 1:
         found.append({"name": "smoke", "script": spec.smoke})
     return [*found, {"name": "run", "script": spec.run}]
+
+
+def plan_of(spec: JobSpec, job: Job, run: Assignment, out: str) -> artifacts.ArtifactPlan:
+    """What comes home and where: the spec's `artifacts`, or everything into gpujob-results/NAME beside the spec."""
+    base = Path(job.base_dir)
+    default = Path(job.results_dir) if job.results_dir else base / RESULTS / job.name
+    listed = spec.artifacts if isinstance(spec.artifacts, tuple) else ()
+    items = []
+    for artifact in listed:
+        to = artifact.to or f"./{RESULTS}"
+        for name, value in (("{job}", job.name), ("{leg}", run.task), ("{attempt}", str(run.n))):
+            to = to.replace(name, value)
+        items.append(artifacts.Item(artifact.path, base / Path(to).expanduser() / job.name, artifact.when))
+    return artifacts.ArtifactPlan(out, default, tuple(items))
 
 
 def checkpoint_root(spec: JobSpec, ckpt_root: str, run: str) -> str:

@@ -193,3 +193,5 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             if action.final:
                 loop.store.environment(job, action.task, action.n, data["environment"])
                 loop.store.results_done(job, action.task, action.n, data["folder"], receipt.at)
+                for words in data["words"]:
+                    loop.store.add_journal(receipt.at, "results", words, job=job, rental=action.rental)

@@ -240,7 +240,8 @@ def remove_tree(folder: Path) -> None:
             _open_up(folder)
         if not folder.exists():
             return
-    shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):  # two that delete side by side can trip over each other every time
+        shutil.rmtree(folder)
 
 
 def _open_up(folder: Path) -> None:
