@@ -260,8 +260,17 @@ class Loop:
         elif kind in ("stage", "checkpoint", "notice", "signal", "exit", "saving", "ending"):
             words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
             self.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
+            self._stage(job, rental, run, event)
         if kind in ("exit", "notice") or run:
             self.touch(job)
+
+    def _stage(self, job: str, rental: str, key: str, event: Mapping[str, Any]) -> None:
+        """What people read as SETUP or RUNNING; only of a run that we ordered there."""
+        if event.get("t") != "stage" or event.get("state") != "start":
+            return
+        for run in self.store.assignments(job):
+            if run.key == key and run.rental == rental:
+                self.store.progress_seen(job, run.task, run.n, self.clock.utc(), phase=str(event.get("stage"))[:20])
 
     def step_aside(self, why: str) -> None:
         """A machine has met a newer controller: ours are old books. Decide nothing more; nothing is harmed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -184,6 +185,9 @@ class MachineWatch:
         if isinstance(after, int) and after >= 0:
             path = self._home.events(self._job, self.rental)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The event first: killed in between, it comes once more, which a timeline can bear and a gap it cannot
+            with path.open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps(event) + "\n")
             path.with_suffix(".cursor").write_text(str(after))
         self._post(EventSeen(self.rental, event))
 
