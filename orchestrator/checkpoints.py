@@ -158,10 +158,7 @@ def _stored(files: list[dict[str, Any]], name: str) -> list[StoredFile]:
         if path in stored:
             raise Unsafe(f"{path[:120]!r} is named twice")
         if "link" in file:
-            link = str(file["link"])
-            inside = os.path.normpath(os.path.join(os.path.dirname(path), link))
-            if link.startswith("/") or single or not inside.startswith(f"{name}/"):
-                raise Unsafe(f"{path[:120]!r} links out of the checkpoint")
+            link = sync.safe_link(path, str(file["link"]), floor=1)
             stored[path] = StoredFile(path, link=link)
             continue
         size, digest = file.get("size"), file.get("sha256")
@@ -172,6 +169,9 @@ def _stored(files: list[dict[str, Any]], name: str) -> list[StoredFile]:
         if not isinstance(digest, str) or len(digest) != 64:
             raise CheckpointError(f"{path} has no hash")
         stored[path] = StoredFile(path, size, digest)
+    below = sync.refuse_under_links(stored, [path for path in stored if stored[path].link])
+    if below:
+        raise Unsafe(f"{below[0][:120]!r} lies below a link")
     return [stored[path] for path in sorted(stored)]
 
 

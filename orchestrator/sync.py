@@ -147,6 +147,28 @@ def safe_name(name: str) -> str:
     return name
 
 
+def safe_link(path: str, link: str, floor: int = 0) -> str:
+    """`link`, the text of the link at the safe name `path`; Unsafe when it may lead out of the folder.
+
+    `floor`: so many leading parts of `path` are the folder itself. `..` is only taken at the beginning: after
+    another link it would climb from where that one leads to, wherever the names say it is.
+    """
+    parts = [part for part in link.split("/") if part not in ("", ".")]
+    ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    depth = path.count("/") - floor
+    # A link to the folder itself is one that rsync's --safe-links leaves out as well
+    climbs = ups > depth or (ups == depth and ups == len(parts))
+    if not link or link.startswith("/") or ".." in parts[ups:] or "\0" in link or climbs:
+        raise Unsafe(f"{path[:120]} is a link that may lead out of its folder, to {link[:200]}")
+    return link
+
+
+def refuse_under_links(paths: Iterable[str], links: Iterable[str]) -> list[str]:
+    """Those of `paths` that lie below one of `links`: writing them would follow it."""
+    tops = tuple(f"{link}/" for link in links)
+    return [path for path in paths if tops and path.startswith(tops)]
+
+
 def _absolute(path: str) -> None:
     if not path.startswith("/") or "\0" in path or ".." in PurePosixPath(path).parts:
         raise ValueError(f"{path!r} is not an absolute path on the machine")
