@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,31 +21,18 @@ from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.handover import handed_over, values_of
 from orchestrator.cli.output import money, money_json, print_json, say
+from orchestrator.cli.standing import Standing, needs_money, refuse, standing_of, thrown_away
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
     from orchestrator.cli.plan import Prepared
     from orchestrator.config import Config
-    from orchestrator.model import Job
 
 # The old run saves, brings its results home and is seen gone before the new one is made.
 REPLACE_WITHIN_S = 4 * 3600.0
 # Anything of this says that the machine we are on will not outlive the command by much.
 CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "TF_BUILD")
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a prepared spec stands to the newest run of its name."""
-
-    job: Job | None
-    same: bool  # the same spec and the same files
-
-    @property
-    def live(self) -> bool:
-        """The run is not over."""
-        return self.job is not None and self.job.terminal_at is None
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
         say(f"wrote the default limits to {home.config_file}")
     prepared = [plan.prepare(home, config, each) for each in loaded]
     max_cost = _max_cost(args.max_cost)
-    standings = [_standing(home, each) for each in prepared]
+    standings = [standing_of(home, each) for each in prepared]
     for each, standing in zip(prepared, standings, strict=True):
-        if _needs_money(standing, args):
-            _refuse(home, config, each, max_cost)
+        if needs_money(standing, args.replace is not None, args.again):
+            refuse(home, config, each, max_cost)
     secrets = [values_of(home, each.spec.secrets, f"{each.spec.name}: secrets") for each in prepared]
-    _confirm(args, prepared, standings, home, config)
+    _confirm(args, prepared, standings, home)
     answers = [
         _ask(home, config, args, each, values, max_cost)
         for each, values in zip(prepared, secrets, strict=True)
@@ -144,105 +130,18 @@ def _max_cost(text: str | None) -> Decimal | None:
         raise CliError(refusal.reason, where="--max-cost", next=refusal.hint) from None
 
 
-def _standing(home: Home, prepared: Prepared) -> Standing:
-    """The newest run of the same name, as the books have it now; the controller looks again."""
-    if not home.database.exists():
-        return Standing(None, False)
-    from orchestrator.cli.reading import reader
-    from orchestrator.store import NoSuchJob
-
-    with reader(home) as store:
-        try:
-            job = store.job(store.find(prepared.spec.name).job)
-        except NoSuchJob:
-            return Standing(None, False)
-    if job.name != prepared.spec.name:  # NAME.2 found a run of NAME
-        return Standing(None, False)
-    shot = prepared.snapshot.hash if prepared.snapshot else ""
-    return Standing(job, job.spec_hash == prepared.spec_hash and job.snapshot == shot)
-
-
-def _needs_money(standing: Standing, args: argparse.Namespace) -> bool:
-    """Whether a machine may be rented by this call: not when the spec is the same as a live or finished job's."""
-    from orchestrator.model import Outcome
-
-    if standing.job is None or args.replace is not None or not standing.same:
-        return True
-    done = standing.job.outcome is Outcome.DONE
-    return not (standing.live or (done and not args.again))
-
-
-def _refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> None:
-    """What would only be found out after the question: no price, nothing that stops the bill, limits."""
-    from orchestrator.planning import unbound
-
-    plan, spec = prepared.plan, prepared.spec
-    if plan.chosen is None and plan.price_cap is None:
-        troubles = "; ".join(f"{q.provider}: {q.trouble}" for q in plan.quotes if q.trouble)
-        raise CliError(
-            "no offer satisfies the spec now, so there is no price to hold later offers against; nothing was done",
-            where=spec.name,
-            why=troubles or "; ".join(sorted({out.why for out in plan.left_out})[:3]),
-            next="set max_price, and the job waits for an offer; gpujob plan shows what there is",
-            code=exits.NO_CAPACITY,
-        )
-    if unbound(plan) and "ttl-needs-controller" not in spec.allow:
-        raise CliError(
-            "nothing but this computer would stop the bill: neither provider nor machine has a timer; nothing was done",
-            where=spec.name,
-            next="an always-on controller, another provider, or allow: [ttl-needs-controller] in the spec",
-        )
-    problems = limits_of(home, config, prepared, max_cost)
-    if problems:
-        worst = f"{plan.worst_case:f}" if plan.worst_case is not None else "MONEY"
-        raise CliError(
-            "; ".join(problems) + "; nothing was done",
-            where=spec.name,
-            next=f"--max-cost {worst} for this job, or change limits in {config.path}",
-        )
-
-
-def limits_of(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> list[str]:
-    """The config's limits that the job would pass."""
-    from orchestrator.planning import limit_problems
-
-    rates = config.rates_to(config.currency)
-    committed, machines = Decimal(0), 0
-    if home.database.exists():
-        from orchestrator.cli.reading import reader
-
-        now = time.time()
-        with reader(home) as store:
-            machines = len(store.open_rentals())
-            try:
-                committed = store.committed_since(month_start(now), now, config.currency, rates)
-            except ValueError as error:  # a bill in a currency without a rate
-                return [str(error)]
-    return limit_problems(prepared.plan, config.limits, committed, machines, max_cost, rates)
-
-
-def month_start(now: float) -> float:
-    """The first second of this month in UTC, as epoch seconds."""
-    from datetime import UTC, datetime
-
-    moment = datetime.fromtimestamp(now, UTC)
-    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-
-
-def _confirm(
-    args: argparse.Namespace, prepared: list[Prepared], standings: list[Standing], home: Home, config: Config
-) -> None:
+def _confirm(args: argparse.Namespace, prepared: list[Prepared], standings: list[Standing], home: Home) -> None:
     """Show the plan and what would be thrown away, and ask, unless -y or nothing would be rented."""
-    from orchestrator.cli.plan import text
+    from orchestrator.cli.plan_text import plan_text
 
     spending = [
         (each, standing)
         for each, standing in zip(prepared, standings, strict=True)
-        if _needs_money(standing, args)
+        if needs_money(standing, args.replace is not None, args.again)
     ]  # fmt: skip
     for each, standing in spending:
         if not args.yes:
-            say("\n".join(text(each, home, config)))
+            say("\n".join(plan_text(each)))
         else:
             plan = each.plan
             offer = f"{plan.chosen.gpu or 'CPU'} at {plan.chosen.provider}" if plan.chosen else "no offer now: it waits"
@@ -261,22 +160,6 @@ def _confirm(
     said = sys.stdin.readline()
     if not said or said.strip().lower() not in ("", "y", "yes"):  # the end of the input is no answer
         raise CliError("nothing was done")
-
-
-def thrown_away(home: Home, old: Job, fresh: bool) -> list[str]:
-    """What --replace costs: steps that must be done again and money that bought them."""
-    from orchestrator.cli.phases import steps_of
-    from orchestrator.cli.reading import open_view
-
-    view = open_view(home, old.id)
-    steps = steps_of(view)
-    kept = max((each.step for each in view.checkpoints), default=None)
-    base = 0.0 if fresh or kept is None else float(kept)
-    again = max(0.0, (steps.last or 0.0) - base)
-    currency = view.rentals[-1].offer.currency if view.rentals else old.currency
-    what = f"replaces {old.name}.{old.run}: {money(view.spent, currency, view.play)} were spent on it"
-    start = "from the beginning" if fresh or kept is None else f"from its checkpoint of step {kept}"
-    return [f"{what}; the new run starts {start}, {again:g} steps are thrown away; no checkpoint is deleted"]
 
 
 def _ask(

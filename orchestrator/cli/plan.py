@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits, specs
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import local_time, money, money_json, print_json, size, span, table, utc_z
+from orchestrator.cli.output import print_json
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from providers.base import Offer
 
 RESULTS = "gpujob-results"
-OFFERS_SHOWN = 12
-LEFT_OUT_SHOWN = 8
-CURES = (
-    "an object store: `checkpoint.mirror` and `artifacts.to` (not served by this version yet)",
-    "a controller on an always-on host: run gpujob there (`gpujob controller run`)",
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(home)
     loaded = load_specs(args, config)
     prepared = [prepare(home, config, each) for each in loaded]
-    show(prepared, args.output, home, config)
+    show(prepared, args.output)
     return exits.OK if all(each.plan.chosen for each in prepared) else exits.NO_CAPACITY
 
 
@@ -80,16 +74,18 @@ def load_specs(args: argparse.Namespace, config: Config) -> list[specs.Loaded]:
     return loaded
 
 
-def show(prepared: list[Prepared], output: str, home: Home, config: Config) -> None:
+def show(prepared: list[Prepared], output: str) -> None:
     """Plans on stdout."""
+    from orchestrator.cli.plan_text import plan_json, plan_text
+
     if output == "json":
-        documents = [as_json(each) for each in prepared]
+        documents = [plan_json(each) for each in prepared]
         print_json(documents[0] if len(documents) == 1 else documents)
         return
     for position, each in enumerate(prepared):
         if position:
             print()
-        print("\n".join(text(each, home, config)))
+        print("\n".join(plan_text(each)))
 
 
 def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
@@ -213,168 +209,6 @@ def freeze(home: Home, spec: JobSpec, base_dir: Path) -> Snapshot | None:
     folder = base_dir / Path(spec.workdir).expanduser()
     outside = [path for path in exclude if path.resolve() != folder.resolve()]
     return take(folder, home, exclude=outside, allow_large="large-workdir" in spec.allow)
-
-
-def text(prepared: Prepared, home: Home, config: Config) -> Iterator[str]:
-    """The lines for a terminal."""
-    from jobspecs.names import cloud_name
-
-    plan, spec = prepared.plan, prepared.spec
-    mapped = cloud_name(spec.name)
-    yield spec.name + (f"  (called {mapped} at providers)" if mapped != spec.name else "")
-    yield ""
-    rows = [(each.key, _short(each.value), each.origin) for each in plan.values]
-    yield table(("KEY", "VALUE", "FROM"), rows, shrink=("VALUE",), state="")
-    yield ""
-    yield from _offers(plan)
-    yield ""
-    yield from _money(plan, prepared)
-    yield ""
-    yield "ENDS THE MACHINE   stops the bill without this computer?"
-    for timer in plan.timers:
-        yield f"  {timer.name:<15}  {'yes' if timer.binds else 'no':<3}  {timer.why}"
-    if plan.needs_awake:
-        yield ""
-        yield from _awake(plan, spec)
-    yield ""
-    yield f"results    {prepared.results_dir or 'none are brought home (artifacts: none)'}"
-    yield from _snapshot(prepared)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str):
-        lines = value.strip().splitlines()
-        return lines[0] + (f"  ... ({len(lines)} lines)" if len(lines) > 1 else "") if lines else "-"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_short(each) for each in value) or "-"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_short(each)}" for key, each in value.items()) or "-"
-    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _offers(plan: Plan) -> Iterator[str]:
-    from orchestrator.planning import why_dearer
-
-    for each in plan.quotes:
-        when = f"prices of {local_time(each.at)}" if each.stored else "asked now"
-        trouble = f"; {each.trouble}" if each.trouble else ""
-        yield f"{each.provider}: {len(each.offers)} offers, {when}{trouble}"
-    rows = why_dearer(plan, (offer for each in plan.quotes for offer in each.offers))
-    if not rows:
-        yield "no offers satisfy the spec"
-        return
-    shown = rows[:OFFERS_SHOWN]
-    if plan.chosen and all(offer is not plan.chosen for offer, _ in shown):
-        shown = [*shown[:-1], next(row for row in rows if row[0] is plan.chosen)]
-    play = {each.provider for each in plan.quotes if each.caps and each.caps.play}
-    yield table(
-        ("PROVIDER", "REGION", "GPU", "SPOT", "PRICE/H", "WHY"),
-        [(*_offer_cells(offer, offer.provider in play), why) for offer, why in shown],
-        shrink=("WHY",), right=("PRICE/H",), state="",
-    )  # fmt: skip
-    if len(rows) > len(shown):
-        yield f"... and {len(rows) - len(shown)} more"
-
-
-def _offer_cells(offer: Offer, play: bool) -> tuple[str, ...]:
-    count = f":{offer.gpu_count}" if offer.gpu_count > 1 else ""
-    gpu = f"{offer.gpu}{count}{' stand-in' if offer.stand_in else ''}" if offer.gpu else f"CPU x {offer.cpus}"
-    price = money(offer.hourly, offer.currency, play)
-    return (offer.provider, offer.region, gpu, "spot" if offer.spot else "no", price)
-
-
-def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
-    currency, play, spec = plan.currency, plan.play, prepared.spec
-    if plan.price_cap is not None:
-        why = "max_price" if plan.price_cap_given else "1.5 x the offer shown"
-        yield f"price cap  {money(plan.price_cap, currency, play)}/h ({why}); a dearer offer waits"
-    if plan.expected_cost is not None:
-        yield f"expected   {money(plan.expected_cost, currency, play)} for {spec.expected}"
-    if plan.worst_case is not None:
-        how = f"the ttl of {spec.ttl} at the price cap" if plan.worst_case_by == "ttl" else "the budget"
-        yield f"worst case {money(plan.worst_case, currency, play)}: {how}, a late release included"
-    if plan.reserve is not None and plan.machine_end_s is not None:
-        amount, end = money(plan.reserve, currency, play), span(plan.machine_end_s)
-        yield f"reserve    {amount} for the first machine, which ends {end} after its start"
-    if not spec.resumable:
-        yield "resume     no: a lost machine means a start from zero (name $GPUJOB_RESUME_FROM in run)"
-
-
-def _awake(plan: Plan, spec: JobSpec) -> Iterator[str]:
-    hours = spec.expected or spec.ttl
-    at_stake = plan.expected_cost if plan.expected_cost is not None else plan.worst_case
-    amount = f", {money(at_stake, plan.currency, plan.play)}" if at_stake is not None else ""
-    most = "" if spec.expected else " at most"
-    yield f"NEEDS THIS COMPUTER AWAKE ({hours}{most}{amount}); the run itself goes on without it"
-    for need in plan.needs_awake:
-        yield f"  {need.what:<22}  {need.why}"
-    for cure in CURES:
-        yield f"  cure: {cure}"
-
-
-def _snapshot(prepared: Prepared) -> Iterator[str]:
-    shot = prepared.snapshot
-    if shot is None:
-        yield "snapshot   none (no workdir)"
-        return
-    files = sum(entry.kind == "file" for entry in shot.files)
-    commit = f", commit {shot.commit[:12]}{' with changes' if shot.dirty else ''}" if shot.commit else ""
-    yield f"snapshot   {files} files, {size(shot.bytes)}, {shot.hash[:12]}{commit}"
-    for left in shot.left_out[:LEFT_OUT_SHOWN]:
-        more = "more than " if left.more else ""
-        yield f"  not sent  {left.path}  ({left.reason}, {more}{size(left.bytes)})"
-    if len(shot.left_out) > LEFT_OUT_SHOWN:
-        yield f"  not sent  ... and {len(shot.left_out) - LEFT_OUT_SHOWN} more"
-
-
-def offer_json(offer: Offer, play: bool) -> dict[str, Any]:
-    """One offer in JSON."""
-    return {
-        "provider": offer.provider,
-        "account": offer.account,
-        "region": offer.region,
-        "gpu": offer.gpu or None,
-        "gpu_count": offer.gpu_count,
-        "stand_in": offer.stand_in,
-        "cpus": offer.cpus,
-        "memory": offer.memory,
-        "disk": offer.disk,
-        "spot": offer.spot,
-        "hourly": money_json(offer.hourly, offer.currency, play),
-    }
-
-
-def as_json(prepared: Prepared) -> dict[str, Any]:
-    """One plan as documented in the reference of the JSON output."""
-    plan, shot = prepared.plan, prepared.snapshot
-    return {
-        "name": plan.name,
-        "values": [{"key": each.key, "value": each.value, "from": each.origin} for each in plan.values],
-        "providers": [
-            {"provider": each.provider, "offers": len(each.offers), "at": utc_z(each.at), "stored": each.stored,
-             "trouble": each.trouble or None}
-            for each in plan.quotes
-        ],
-        "chosen": offer_json(plan.chosen, plan.play) if plan.chosen else None,
-        "offers": [offer_json(offer, plan.play) for offer in plan.ranked],
-        "left_out": [{**offer_json(out.offer, plan.play), "why": out.why} for out in plan.left_out],
-        "price_cap": money_json(plan.price_cap, plan.currency, plan.play),
-        "expected_cost": money_json(plan.expected_cost, plan.currency, plan.play),
-        "worst_case": money_json(plan.worst_case, plan.currency, plan.play),
-        "worst_case_by": plan.worst_case_by,
-        "reserve": money_json(plan.reserve, plan.currency, plan.play),
-        "machine_end_s": plan.machine_end_s,
-        "timers": [{"timer": each.name, "binds": each.binds, "why": each.why} for each in plan.timers],
-        "needs_awake": [{"what": each.what, "why": each.why} for each in plan.needs_awake],
-        "resumable": prepared.spec.resumable,
-        "results": prepared.results_dir or None,
-        "spec_hash": prepared.spec_hash,
-        "snapshot": {
-            "hash": shot.hash, "files": sum(entry.kind == "file" for entry in shot.files), "bytes": shot.bytes,
-            "commit": shot.commit or None, "dirty": shot.dirty,
-            "left_out": [{"path": each.path, "reason": each.reason, "bytes": each.bytes} for each in shot.left_out],
-        } if shot else None,
-    }  # fmt: skip
 
 
 COMMANDS = {"plan": Command(_add, run)}

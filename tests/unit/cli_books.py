@@ -96,6 +96,11 @@ class Books:
         """Set the outcome."""
         self.apply(actions.SetOutcome(outcome, reason, detail, rc))
 
+    def decide_done(self, rental: str) -> None:
+        """The work is done and the machine is gone."""
+        self.decide(Outcome.DONE, Reason.DONE)
+        self.finish(rental)
+
     def finish(self, rental: str, reason: Reason = Reason.DONE) -> None:
         """Release the machine and close the books of this job."""
         self.lose(rental, reason)

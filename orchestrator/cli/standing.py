@@ -1,0 +1,137 @@
+"""How a spec stands before it is applied: to the newest run of its name, to the limits, to the timers that end a
+machine.
+
+Rules: only looks, as the books have it now; the controller looks again. What is refused here would otherwise be
+found out only after the user was asked.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from orchestrator.cli import exits
+from orchestrator.cli.exits import CliError
+from orchestrator.cli.output import money
+
+if TYPE_CHECKING:
+    from orchestrator.cli.plan import Prepared
+    from orchestrator.config import Config
+    from orchestrator.home import Home
+    from orchestrator.model import Job
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a prepared spec stands to the newest run of its name."""
+
+    job: Job | None
+    same: bool  # the same spec and the same files
+
+    @property
+    def live(self) -> bool:
+        """The run is not over."""
+        return self.job is not None and self.job.terminal_at is None
+
+
+def standing_of(home: Home, prepared: Prepared) -> Standing:
+    """The newest run of the same name, as the books have it now; the controller looks again."""
+    if not home.database.exists():
+        return Standing(None, False)
+    from orchestrator.cli.reading import reader
+    from orchestrator.store import NoSuchJob
+
+    with reader(home) as store:
+        try:
+            job = store.job(store.find(prepared.spec.name).job)
+        except NoSuchJob:
+            return Standing(None, False)
+    if job.name != prepared.spec.name:  # NAME.2 found a run of NAME
+        return Standing(None, False)
+    shot = prepared.snapshot.hash if prepared.snapshot else ""
+    return Standing(job, job.spec_hash == prepared.spec_hash and job.snapshot == shot)
+
+
+def needs_money(standing: Standing, replace: bool, again: bool) -> bool:
+    """Whether a machine may be rented by this call: not when the spec is the same as a live or finished job's."""
+    from orchestrator.model import Outcome
+
+    if standing.job is None or replace or not standing.same:
+        return True
+    done = standing.job.outcome is Outcome.DONE
+    return not (standing.live or (done and not again))
+
+
+def refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> None:
+    """What would only be found out after the question: no price, nothing that stops the bill, limits."""
+    from orchestrator.planning import unbound
+
+    plan, spec = prepared.plan, prepared.spec
+    if plan.chosen is None and plan.price_cap is None:
+        troubles = "; ".join(f"{q.provider}: {q.trouble}" for q in plan.quotes if q.trouble)
+        raise CliError(
+            "no offer satisfies the spec now, so there is no price to hold later offers against; nothing was done",
+            where=spec.name,
+            why=troubles or "; ".join(sorted({out.why for out in plan.left_out})[:3]),
+            next="set max_price, and the job waits for an offer; gpujob plan shows what there is",
+            code=exits.NO_CAPACITY,
+        )
+    if unbound(plan) and "ttl-needs-controller" not in spec.allow:
+        raise CliError(
+            "nothing but this computer would stop the bill: neither provider nor machine has a timer; nothing was done",
+            where=spec.name,
+            next="an always-on controller, another provider, or allow: [ttl-needs-controller] in the spec",
+        )
+    problems = limits_of(home, config, prepared, max_cost)
+    if problems:
+        worst = f"{plan.worst_case:f}" if plan.worst_case is not None else "MONEY"
+        raise CliError(
+            "; ".join(problems) + "; nothing was done",
+            where=spec.name,
+            next=f"--max-cost {worst} for this job, or change limits in {config.path}",
+        )
+
+
+def limits_of(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> list[str]:
+    """The config's limits that the job would pass."""
+    from orchestrator.planning import limit_problems
+
+    rates = config.rates_to(config.currency)
+    committed, machines = Decimal(0), 0
+    if home.database.exists():
+        from orchestrator.cli.reading import reader
+
+        now = time.time()
+        with reader(home) as store:
+            machines = len(store.open_rentals())
+            try:
+                committed = store.committed_since(month_start(now), now, config.currency, rates)
+            except ValueError as error:  # a bill in a currency without a rate
+                return [str(error)]
+    return limit_problems(prepared.plan, config.limits, committed, machines, max_cost, rates)
+
+
+def month_start(now: float) -> float:
+    """The first second of this month in UTC, as epoch seconds."""
+    from datetime import UTC, datetime
+
+    moment = datetime.fromtimestamp(now, UTC)
+    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def thrown_away(home: Home, old: Job, fresh: bool) -> list[str]:
+    """What --replace costs: steps that must be done again and money that bought them."""
+    from orchestrator.cli.phases import steps_of
+    from orchestrator.cli.reading import open_view
+
+    view = open_view(home, old.id)
+    steps = steps_of(view)
+    kept = max((each.step for each in view.checkpoints), default=None)
+    base = 0.0 if fresh or kept is None else float(kept)
+    again = max(0.0, (steps.last or 0.0) - base)
+    currency = view.rentals[-1].offer.currency if view.rentals else old.currency
+    what = f"replaces {old.name}.{old.run}: {money(view.spent, currency, view.play)} were spent on it"
+    start = "from the beginning" if fresh or kept is None else f"from its checkpoint of step {kept}"
+    return [f"{what}; the new run starts {start}, {again:g} steps are thrown away; no checkpoint is deleted"]
