@@ -12,9 +12,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+import structlog
 
 from orchestrator import ssh
 from orchestrator.clock import Clock
@@ -31,6 +35,11 @@ SILENCE_S = 9.0  # four beats missed: the line is dead or swallowed (the bar is 
 CONNECT_S = 8.0  # time for one attempt to connect and log in
 RETRY_FIRST_S = 0.2  # a fresh machine answers within its first second or two
 RETRY_MAX_S = 10.0
+ATTEMPT_MAX_S = 60.0  # no attempt takes longer with its pause: what is above is time in which we were stopped
+STAGES = ("setup", "smoke", "run")
+RUN = re.compile(r"[a-z0-9-]{1,60}\.[0-9]{1,9}")
+
+log = structlog.get_logger()
 
 Post = Callable[[Message], None]
 
@@ -62,6 +71,7 @@ class MachineWatch:
         self._moved = threading.Event()
         self._stop = threading.Event()
         self._reached = False
+        self._since: float | None = None  # awake time of the last report; the pause after it counts as well
         self._writers: dict[str, LogWriter] = {}
         self._thread = threading.Thread(target=self._run, name=f"watch-{rental}", daemon=True)
 
@@ -98,7 +108,13 @@ class MachineWatch:
     def received(self, run: str, stage: str) -> int:
         """Bytes of one stage's log that are stored here or held for a moment to mask a secret."""
         writer = self._writers.get(f"{run}/{stage}")
-        return writer.received if writer is not None else 0
+        if writer is not None:
+            return writer.received
+        task, _, n = run.rpartition(".")
+        try:
+            return self._home.log(self._job, task, int(n), stage).stat().st_size  # of an earlier life: all was here
+        except FileNotFoundError:
+            return 0
 
     def _run(self) -> None:
         pause = RETRY_FIRST_S
@@ -107,19 +123,29 @@ class MachineWatch:
                 self._moved.wait()
                 continue
             self._moved.clear()
-            began, self._reached = self._clock.boot(), False
+            self._reached = False
             try:
                 self._follow_once(self._target)
             except SshError as error:
-                self._report(error, began)
+                self._report(error)
+            except OSError as error:  # the disk of this computer: logs cannot be stored, so nothing is followed
+                self._report(SshError(f"on this computer: {error.strerror or error} ({error.filename or 'log'})"))
+            except Exception as error:  # whatever a stranger's machine can make a parser raise: never a dead watcher
+                log.exception("watch", rental=self.rental)
+                self._report(BadStream(f"{type(error).__name__}: {error}", where=self.rental))
             pause = RETRY_FIRST_S if self._reached else min(pause * 1.6, RETRY_MAX_S)
             self._stop.wait(pause)
+        for writer in self._writers.values():
+            writer.close()
 
-    def _report(self, error: SshError, began: float) -> None:
+    def _report(self, error: SshError) -> None:
         refused = isinstance(error, AgentRefused) and error.error == "epoch"
         words = "key not accepted" if isinstance(error, KeyRejected) else str(error)
+        now = self._clock.awake()
+        since = now if self._reached or self._since is None else self._since
+        self._since = now
         if not self._stop.is_set():
-            self._post(Lost(self.rental, words, self._clock.boot() - began, refused))
+            self._post(Lost(self.rental, words, min(now - since, ATTEMPT_MAX_S), refused))
 
     def _follow_once(self, target: ssh.Target) -> None:
         """One connection from its login to its loss; always ends by an error or by `stop`."""
@@ -162,7 +188,7 @@ class MachineWatch:
             data = base64.b64decode(str(line.get("data", "")), validate=True)
         except (binascii.Error, ValueError):
             return  # a machine that lies about its own log harms only its own log
-        if not isinstance(offset, int) or offset < 0 or not _plain(run) or not _plain(stage):
+        if not isinstance(offset, int) or offset < 0 or not RUN.fullmatch(run) or stage not in STAGES:
             return
         try:
             self._writer(run, stage).write(offset, data)
@@ -188,7 +214,10 @@ class MachineWatch:
             # The event first: killed in between, it comes once more, which a timeline can bear and a gap it cannot
             with path.open("a", encoding="utf-8") as kept:
                 kept.write(json.dumps(event) + "\n")
-            path.with_suffix(".cursor").write_text(str(after))
+            cursor = path.with_suffix(".cursor")
+            beside = cursor.with_suffix(".cursor.new")
+            beside.write_text(str(after))
+            os.replace(beside, cursor)
         self._post(EventSeen(self.rental, event))
 
     def _cursor(self) -> int:
@@ -211,11 +240,6 @@ class MachineWatch:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _plain(word: str) -> bool:
-    """A run or stage name that may become a file name here."""
-    return 0 < len(word) <= 80 and all(c.isalnum() or c in "._-" for c in word) and not word.startswith(".")
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------
@@ -258,5 +282,11 @@ class RegionWatch:
             try:
                 self._post(Listed(provider.name, provider.account, self._region, began, provider.list(self._region)))
             except ProviderError as error:
-                unknown = Unknown(str(error), began)
-                self._post(Listed(provider.name, provider.account, self._region, began, unknown))
+                self._failed(began, str(error))
+            except Exception as error:  # an adapter's own bug: a look that failed, never an account nobody lists
+                log.exception("list", provider=provider.name, region=self._region)
+                self._failed(began, f"{type(error).__name__}: {error}")
+
+    def _failed(self, began: float, why: str) -> None:
+        provider = self._provider
+        self._post(Listed(provider.name, provider.account, self._region, began, Unknown(why, began)))
