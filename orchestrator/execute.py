@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import structlog
 
 from orchestrator import actions as act
 from orchestrator.agent.hook import boot_hook
@@ -24,6 +26,7 @@ from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Unknown
 from orchestrator.publish import ResultsError
 from orchestrator.snapshot import SnapshotError
 from orchestrator.ssh_errors import AgentRefused, SshError
+from orchestrator.taps import tap
 from providers.base import Boot, Offer, Provider, Ref, Tag
 from providers.errors import (
     AccountGate,
@@ -40,6 +43,8 @@ from providers.errors import (
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
     from orchestrator.machine import Machines
+
+log = structlog.get_logger()
 
 PROVIDER_THREADS = 4  # of one account and region: a create in flight must not hold up a destroy
 MACHINE_THREADS = 48  # transfers and agent calls of all machines together
@@ -184,9 +189,11 @@ class Executor:
 
 def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
     """Do it, and say how it ended; never raises for anything that the world can do."""
-    job = context.job.id
+    job, name = context.job.id, type(effect).__name__
     try:
+        tap(f"effect/{name}/before")
         data = _dispatch(effect, context, doors)
+        tap(f"effect/{name}/after")
         return Receipt(effect, job, "done", doors.now(), data=data)
     except RateLimited as error:
         return Receipt(effect, job, "failed", doors.now(), str(error), retry_after_s=error.retry_after_s)
@@ -206,6 +213,10 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return Receipt(effect, job, "failed", doors.now(), f"on this computer: {error.strerror or error}{where}")
+    except Exception as error:  # a bug of an adapter or ours: without a receipt the effect would be in flight for ever
+        log.exception("effect", job=job, action=name)
+        status: Literal["ambiguous", "failed"] = "ambiguous" if isinstance(effect, act.SendCreate) else "failed"
+        return Receipt(effect, job, status, doors.now(), f"{type(error).__name__}: {error}")
 
 
 class WorkFailed(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from orchestrator.reconcile import reconcile
 from orchestrator.requests import answer, month_start
 from orchestrator.store import Fenced, OverBudget, Store
 from orchestrator.sweep import confirmed, strays
+from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
 from providers.base import Ref
 from providers.errors import ProviderError
@@ -54,9 +55,11 @@ class Loop:
         home: Home,
         messages: queue.SimpleQueue[Message],
         clock: Clock | None = None,
-        accounts: Accounts | None = None,
-        machines: Machines | None = None,
+        accounts: Callable[..., Accounts] = Accounts,
+        machines: Callable[..., Machines] = Machines,
+        executor: Callable[..., Executor] = Executor,
     ) -> None:
+        """The last three make what reaches the world; the simulator brings its own."""
         configure_log()
         self.home, self.clock = home, clock or SystemClock()
         self._messages = messages
@@ -66,12 +69,10 @@ class Loop:
         self.verdict = self.books.check(*seen)
         epoch = self.books.next_epoch(int(self.clock.utc() * 1000), seen[0])
         self.store = Store.open_writer(home, epoch, outside=self.books)
-        self.accounts = accounts or Accounts(
-            home, self.books.deployment, self.config.providers, self.clock, messages.put
-        )
+        self.accounts = accounts(home, self.books.deployment, self.config.providers, self.clock, messages.put)
         self.observer = Observer(self.store, self.accounts)
-        self.machines = machines or Machines(home, self.clock, messages.put, epoch)
-        self.executor = Executor(
+        self.machines = machines(home, self.clock, messages.put, epoch)
+        self.executor = executor(
             home, self.clock, self.accounts, self.machines, messages.put, self.books.deployment, epoch
         )
         self._specs: dict[str, tuple[str, JobSpec, Policy]] = {}
@@ -116,8 +117,7 @@ class Loop:
 
     def _wait(self) -> list[Message]:
         """Everything that has arrived, after waiting for the first message or for what is due."""
-        now = self.clock.boot()
-        wake = min([TURN_S, *(at - now for at in self._due.values())])
+        wake = min(TURN_S, self.due_at() - self.clock.boot())
         taken: list[Message] = []
         try:
             taken.append(self._messages.get(timeout=max(0.0, min(wake, TURN_S))))
@@ -125,6 +125,10 @@ class Loop:
                 taken.append(self._messages.get_nowait())
         except queue.Empty:
             return taken
+
+    def due_at(self) -> float:
+        """Boot time at which the first job is due; infinity without jobs."""
+        return min(self._due.values(), default=float("inf"))
 
     def turn(self, messages: list[Message]) -> None:
         """One turn of the loop."""
@@ -345,6 +349,7 @@ class Loop:
                 log.error("facts", job=job_id, error=str(error))
                 return
             decision = reconcile(facts, policy)
+            tap("decided")
             changed = self._commit(job, facts, policy, [a for a in decision.actions if isinstance(a, act.Write)])
             if changed:
                 continue  # facts have moved: decide again before anything is sent

@@ -11,6 +11,7 @@ from orchestrator import actions as act
 from orchestrator import placement
 from orchestrator.messages import Receipt
 from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Trouble, Unknown
+from orchestrator.taps import tap
 from providers.base import DestroyAck, Instance
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 def take_receipt(loop: Loop, receipt: Receipt) -> None:
     """Store what an effect brought, and when it may run again."""
     action = receipt.action
+    tap(f"effect/{type(action).__name__}/received")
     _pace(loop, receipt)
     rental = _rental_of(loop, action)
     match action:

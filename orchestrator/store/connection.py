@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from orchestrator.store.errors import Fenced, NotTheWriter, translate
 from orchestrator.store.queries import queries
+from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
 
 
@@ -69,6 +70,7 @@ class Connection:
             if fenced and self.mode is Mode.WRITER:
                 self._fence()
             yield
+            tap("commit/before")
             self._execute("COMMIT", {})
         except sqlite3.IntegrityError as error:
             self._roll_back()
@@ -76,6 +78,7 @@ class Connection:
         except BaseException:
             self._roll_back()
             raise
+        tap("commit/after")
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:  # a full disk may have ended it already
