@@ -284,6 +284,7 @@ def connect(target: Target, timeout_s: float = 15.0) -> Connection:
     prepare(target)
     key = paramiko.Ed25519Key.from_private_key_file(str(target.key_file))
     sock, transport = None, None
+    deadline = time.monotonic() + timeout_s
     try:
         sock = _socket(target, timeout_s)
         transport = paramiko.Transport(sock)
@@ -299,7 +300,7 @@ def connect(target: Target, timeout_s: float = 15.0) -> Connection:
             transport.close()
         if sock is not None:
             sock.close()
-        error = _connect_error(target, exc, transport is not None and transport.is_active())
+        error = _connect_error(target, exc, late=time.monotonic() >= deadline)
         if error is exc:
             raise
         raise error from exc
@@ -338,7 +339,7 @@ def _check_host_key(target: Target, key: paramiko.PKey) -> None:
         )
 
 
-def _connect_error(target: Target, exc: BaseException, active: bool) -> BaseException:
+def _connect_error(target: Target, exc: BaseException, late: bool) -> BaseException:
     """The error of our tree for what the attempt to connect ended with."""
     where = target.where
     if isinstance(exc, SshError) or not isinstance(exc, (OSError, EOFError, paramiko.SSHException)):
@@ -353,8 +354,9 @@ def _connect_error(target: Target, exc: BaseException, active: bool) -> BaseExce
         return Unreachable("connection refused: no sshd listens there", reason="refused", where=where)
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError):
         return Unreachable(exc.strerror or str(exc), reason="no-route", where=where)
-    late = "imeout" in str(exc) or "timed out" in str(exc)
-    return Unreachable(str(exc) or "the connection broke", reason="timeout" if late else "reset", where=where)
+    # paramiko words a time-out as whatever it was waiting for
+    reason = "timeout" if late or "imeout" in str(exc) else "reset"
+    return Unreachable(str(exc) or "the connection broke", reason=reason, where=where)
 
 
 @contextmanager

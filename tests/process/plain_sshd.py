@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -129,3 +130,42 @@ class Sshd:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class StallingProxy:
+    """A TCP proxy that can swallow everything, as a network does that is gone without a word."""
+
+    def __init__(self, port: int) -> None:
+        self.to = port
+        self.stalled = threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listener.getsockname()[1])
+        self.open: list[socket.socket] = [self.listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return  # closed
+            far = socket.create_connection(("127.0.0.1", self.to))
+            self.open += [near, far]
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source: socket.socket, dest: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                if not self.stalled.is_set():
+                    dest.sendall(data)
+        except OSError:
+            pass  # either end hung up
+
+    def close(self) -> None:
+        for sock in self.open:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # a listener, or gone
+            sock.close()

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_sshd import Sshd, free_port
+from plain_sshd import Sshd, StallingProxy, free_port
 
 from orchestrator import ssh
 from orchestrator.ssh_errors import (
@@ -42,6 +43,9 @@ elif command == "follow":
     if asked.get("long"):
         sys.stdout.write("x" * asked["long"])
         sys.stdout.flush()
+    if asked.get("count"):
+        assert [sys.stdin.readline() for _ in range(asked["count"])] == ["\\n"] * asked["count"]
+        print(json.dumps({"t": "answered"}), flush=True)
     if asked.get("stay"):
         sys.stdin.readline()
     sys.stderr.write("aside")
@@ -299,3 +303,34 @@ def test_the_agent_is_pushed_whole_and_once(sshd: Sshd, conn: ssh.Connection, mo
         assert [each.name for each in agent.parent.iterdir()] == ["agent.py"]
     finally:
         agent.write_bytes(kept)
+
+
+def test_a_network_that_swallows_everything_ends_every_wait(sshd: Sshd, tmp_path: Path) -> None:
+    proxy = StallingProxy(sshd.port)
+    try:
+        target = replace(sshd.target(tmp_path / "rental"), port=proxy.port)
+        conn = ssh.connect(target)
+
+        def stall(line: dict[str, Any]) -> None:
+            proxy.stalled.set()
+
+        with pytest.raises(Unreachable) as caught:
+            conn.follow({"say": [{"t": "hello"}], "stay": True}, stall, threading.Event(), 0.6)
+        assert caught.value.reason == "silence"
+        with pytest.raises(Unreachable) as caught:
+            conn.run("true", timeout_s=0.6)
+        assert caught.value.reason == "timeout"
+        with pytest.raises(Unreachable) as caught:
+            ssh.connect(target, timeout_s=0.6)
+        assert caught.value.reason == "timeout"
+        conn.close()
+        assert not conn.alive
+    finally:
+        proxy.close()
+
+
+def test_beats_are_answered(sshd: Sshd, conn: ssh.Connection) -> None:
+    beats = [{"t": "beat", "at": 1.0}] * 3
+    *lines, end = followed(conn, {"say": beats, "count": 3})
+    assert [line["t"] for line in lines] == ["beat", "beat", "beat", "answered"]
+    assert isinstance(end, Unreachable)
