@@ -7,10 +7,11 @@ from typing import Any
 
 from orchestrator.clock import Clock
 from orchestrator.home import Home
-from orchestrator.messages import Message
-from orchestrator.model import Rental, RentalPhase
+from orchestrator.messages import Listed, Message
+from orchestrator.model import Rental, RentalPhase, Unknown
 from orchestrator.watch import RegionWatch
 from providers.base import Caps, GpuRow, Provider, ProviderConfig
+from providers.errors import ProviderError
 from providers.registry import get_provider
 
 LIST_EVERY_S = 30.0  # steady state: every open machine is also watched over its own connection
@@ -70,7 +71,11 @@ class Accounts:
         for region, every in pace.items():
             if now - self._due.get(region, -1e12) >= every:
                 self._due[region] = now
-                self._watch(region).ask()
+                try:
+                    self._watch(region).ask()
+                except ProviderError as error:  # its package or settings went while machines are open: said, not fatal
+                    unknown = Unknown(str(error), self._clock.utc())
+                    self._post(Listed(*region, self._clock.utc(), unknown))
 
     def list_now(self) -> None:
         """Forget when the last listings were: all are due."""

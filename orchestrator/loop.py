@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -26,7 +27,7 @@ from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
 from orchestrator.reconcile import reconcile
 from orchestrator.requests import answer, month_start
-from orchestrator.store import Fenced, OverBudget, Store
+from orchestrator.store import Fenced, OverBudget, Store, StoreBusy, StoreError, StoreFull
 from orchestrator.sweep import confirmed, strays
 from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 TURN_S = 1.0  # the longest turn: requests whose poke was lost are seen by then
 BILL_EVERY_S = 20.0  # what is spent is written this often; between two writes it is still inside the reserve
 SETTLE_LIMIT_S = 60.0  # after a start or a sleep, listings that do not answer hold decisions back this long
+FAULT_AGAIN_S = 30.0  # a job that our own bug hit is looked at again after this
 REPEAT_S = 1.0  # an effect that succeeded and is still wanted runs again after this
 REST_RECLAIMED_S = 1800.0  # a pool that reclaimed counts dearer for this long
 REST_BAD_HOST_S = 7 * 86_400.0  # a bad machine is not rented again for a week
@@ -85,6 +87,9 @@ class Loop:
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
         self._billed_at = 0.0
         self._stopping = False
+        self._pause = threading.Event()
+        self._meant_at: float | None = None  # boot time by which the wait had to be over
+        self.faults = 0  # our own bugs that one job or message met; the others went on
         self.fenced = False
         log.info("started", epoch=epoch, books=str(self.verdict), jobs=len(self._due))
 
@@ -97,13 +102,19 @@ class Loop:
     def stop(self) -> None:
         """End after this turn; nothing of the jobs is touched. Callable from a signal handler."""
         self._stopping = True
+        self._pause.set()
         self._messages.put(Poke())
 
     def run(self) -> int:
         """Turn until stopped. Exit 0; 3 when a newer controller has taken the books over."""
         try:
             while not self._stopping:
-                self.turn(self._wait())
+                try:
+                    self.turn(self._wait())
+                except (StoreFull, StoreBusy) as error:
+                    # Nothing of the turn is lost: rows are looked at again, and what was heard is said again
+                    log.error("books", error=str(error))
+                    self._pause.wait(REPEAT_S)
         except Fenced as error:
             log.error("fenced", error=str(error))
             return 3
@@ -119,6 +130,7 @@ class Loop:
         """Everything that has arrived, after waiting for the first message or for what is due."""
         wake = min(TURN_S, self.due_at() - self.clock.boot())
         taken: list[Message] = []
+        self._meant_at = self.clock.boot() + TURN_S
         try:
             taken.append(self._messages.get(timeout=max(0.0, min(wake, TURN_S))))
             while True:
@@ -132,11 +144,11 @@ class Loop:
 
     def turn(self, messages: list[Message]) -> None:
         """One turn of the loop."""
-        gap = self._gaps.look()
+        gap = self._gaps.look(self._meant_at)
         if gap is not None:
             self._after_gap(str(gap))
         for message in messages:
-            self._take(message)
+            self._guarded("message", self._take, message)
         for request in self.store.open_requests():
             answer(self, request)
         rentals = self.store.open_rentals()
@@ -145,7 +157,21 @@ class Loop:
         self._settle()
         now = self.clock.boot()
         for job in [job for job, at in self._due.items() if at <= now]:
-            self.decide(job)
+            self._guarded(job, self.decide, job)
+
+    def _guarded(self, what: str, call: Callable[[Any], None], argument: Any) -> None:
+        """One job that meets a bug of ours must not leave the machines of the others without a controller."""
+        try:
+            call(argument)
+        except StoreError:
+            raise
+        except Exception as error:
+            self.faults += 1
+            log.exception("fault", what=what)
+            if what in self._due:
+                self._due[what] = self.clock.boot() + FAULT_AGAIN_S
+                text = f"a fault of gpujob itself ({type(error).__name__}: {error}); controller.log has the details"
+                self._alarm(what, act.Alarm("fault", text))
 
     def touch(self, job: str) -> None:
         """Something happened to the job: decide in this turn."""
@@ -293,7 +319,10 @@ class Loop:
         now = self.clock.utc()
         for rental in rentals:
             if force in ("", rental.id) and rental.create_sent_at is not None and rental.phase is not RentalPhase.GONE:
-                self.bill(rental, now)
+                try:
+                    self.bill(rental, now)
+                except ProviderError as error:  # its package or settings went: the reserve still covers it
+                    log.warning("not billed", rental=rental.id, error=str(error))
 
     def bill(self, rental: Rental, until: float) -> None:
         """Write what one rental has cost until then."""
@@ -403,6 +432,7 @@ class Loop:
     def _finished(self, job: Job) -> None:
         self._due.pop(job.id, None)
         self._specs.pop(job.id, None)
+        self.not_before = {k: at for k, at in self.not_before.items() if not k.startswith(f"{job.id}/")}
         self.observer.forget(job.id, self.store.rentals(job.id))
         self.machines.forget(job)
 

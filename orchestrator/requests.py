@@ -17,9 +17,9 @@ import structlog
 
 from orchestrator.books import Verdict
 from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
-from orchestrator.store import NoSuchJob
+from orchestrator.store import Fenced, NoSuchJob, StoreBroken, StoreBusy, StoreError, StoreFull
 from orchestrator.store.rows import Request
-from orchestrator.successor import deadline
+from orchestrator.successor import deadline, end_for
 
 if TYPE_CHECKING:
     from orchestrator.loop import Loop
@@ -39,20 +39,34 @@ class NotNow(Exception):
 
 def answer(loop: Loop, request: Request) -> None:
     """Answer one open request, or leave it open."""
-    verb = VERBS.get(request.verb)
-    with loop.store.transaction():
-        try:
-            if verb is None:
-                raise NotNow(f"this controller does not know `{request.verb}`; restart it: gpujob controller stop")
+    verb = VERBS.get(request.verb, _unknown_verb(request.verb))
+    try:
+        with loop.store.transaction():
             said = verb(loop, request.args)
-        except NotNow as error:
-            said = {"ok": False, "error": str(error), "code": error.code}
-        except NoSuchJob as error:
-            said = {"ok": False, "error": str(error), "code": 2}
-        if said is not None:
+            if said is not None:
+                loop.store.answer(request.id, said, loop.clock.utc())
+    except (Fenced, StoreFull, StoreBusy, StoreBroken):
+        raise  # says something about the books, not about the request: it stays open
+    except NotNow as error:
+        said = {"ok": False, "error": str(error), "code": error.code}
+    except StoreError as error:  # no such job, or one that is over
+        said = {"ok": False, "error": str(error), "code": 2}
+    except Exception as error:  # a request that cannot be read must not end the controller, now and at each restart
+        log.exception("request", verb=request.verb)
+        said = {"ok": False, "error": f"{request.verb}: {type(error).__name__}: {error}", "code": 2}
+    if said is None:
+        return
+    if not said.get("ok"):
+        with loop.store.transaction():  # the refused change was rolled back as a whole
             loop.store.answer(request.id, said, loop.clock.utc())
-    if said is not None:
-        log.info("answered", verb=request.verb, ok=said.get("ok"), error=said.get("error", ""))
+    log.info("answered", verb=request.verb, ok=said.get("ok"), error=said.get("error", ""))
+
+
+def _unknown_verb(name: str) -> Callable[[Loop, Mapping[str, Any]], Answer]:
+    def refuse(_loop: Loop, _args: Mapping[str, Any]) -> Answer:
+        raise NotNow(f"this controller does not know `{name}`; restart it: gpujob controller stop")
+
+    return refuse
 
 
 def _ping(loop: Loop, _: Mapping[str, Any]) -> Answer:
@@ -78,15 +92,16 @@ def _extend(loop: Loop, args: Mapping[str, Any]) -> Answer:
     job = loop.store.job(str(args["job"]))
     if job.outcome is not None:
         raise NotNow(f"{job.name} has ended ({job.outcome}): there is nothing to extend")
-    loop.store.extend(job.id, float(args["seconds"]), loop.clock.utc())
-    loop.touch(job.id)
-    loop.decide(job.id)
+    now = loop.clock.utc()
+    loop.store.extend(job.id, float(args["seconds"]), now)
+    loop.touch(job.id)  # decided after this commit: no timer may move before the books know
     job = loop.store.job(job.id)
     _, policy = loop.spec_of(job)
-    end, binds = deadline(job, policy, loop.clock.utc()), Reason.TTL
-    for rental in loop.store.rentals(job.id):
-        if rental.phase is RentalPhase.LIVE and rental.wanted_end < end - 1:
-            end, binds = rental.wanted_end, rental.end_reason
+    end, binds = deadline(job, policy, now), Reason.TTL
+    facts = loop.observer.facts(job, now, loop.limits_left(job))
+    for rental in (r.rental for r in facts.rentals if r.rental.phase is RentalPhase.LIVE):
+        start = rental.create_sent_at or rental.created_at
+        end, binds = end_for(facts, policy, rental.offer, start, without=rental.id)
     return {"ok": True, "end": end, "binds": str(binds)}
 
 
