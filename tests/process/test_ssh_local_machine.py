@@ -59,7 +59,7 @@ def one_run(conn: ssh.Connection, home: Home, tmp_path: Path) -> None:
     work.mkdir()
     (work / "train.py").write_text("print(1)")
     conn.push_agent()
-    while not conn.run("test -s ~/.gpujob/nonce").rc == 0:  # the boot hook plants it
+    while conn.run("test -s ~/.gpujob/nonce").rc != 0:  # the boot hook plants it
         time.sleep(0.05)
     ask(conn, "arm", end=time.time() + 200, grace_s=5, action="kill")
     folders = ask(conn, "prepare", job=JOB)
