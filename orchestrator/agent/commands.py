@@ -15,7 +15,7 @@ from orchestrator.agent.ends import Deadline, boot_id, uptime
 from orchestrator.agent.files import command_lock, list_names, read_json, read_text, replace, to_json, write_whole
 from orchestrator.agent.launch import start_command
 from orchestrator.agent.layout import CONTROL, HOME, STAGES, Refusal, control
-from orchestrator.agent.processes import wake_supervisor
+from orchestrator.agent.processes import supervisor_pid, wake_supervisor
 from orchestrator.agent.runs import CLOSE_S, Run, all_runs, end_run, job_folder, request_signal
 
 
@@ -174,6 +174,9 @@ def wipe_command(ask: dict[str, Any]) -> dict[str, Any]:
         for run in runs:
             close_key(run)
     left = ["run " + run.key for run in runs if run.ended is None and not end_run(run, CLOSE_S)]
+    until = uptime() + 2.0
+    while supervisor_pid() and uptime() < until and not all(os.path.exists(run.path("reported")) for run in runs):
+        time.sleep(0.02)  # it may be at its last look, and would leave that behind
     keep = ("closed", "ended.json", "reported", "claim")
     for run in runs:
         if run.ended is not None:

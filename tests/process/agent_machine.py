@@ -165,7 +165,9 @@ class Machine:
         return int(json.loads((self.folder(n) / "claim").read_text())["pid"])
 
     def leader(self, stage: str = "run", n: int = 1) -> int:
-        return int((self.folder(n) / f"{stage}.pid").read_text().split()[0])
+        path = self.folder(n) / f"{stage}.pid"
+        wait_for(path.exists, f"the process of {stage}")
+        return int(path.read_text().split()[0])
 
     @property
     def mark(self) -> str:

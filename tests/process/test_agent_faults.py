@@ -81,7 +81,8 @@ def test_what_hid_its_environment_does_not_outlive_a_killed_wrapper(tmp_path: Pa
     with Machine(tmp_path, TREE_S="0.2") as machine:
         machine.order("env -i setsid sleep 300 & echo $! > $GPUJOB_OUT/child;" + ONCE)
         child = pid_in(machine.job / "out/t0.1/child")
-        wait_for(lambda: f"{child} " in (machine.folder() / "tree").read_text(), "the child among the remembered")
+        tree = machine.folder() / "tree"
+        wait_for(lambda: tree.exists() and f"{child} " in tree.read_text(), "the child among the remembered")
         assert child not in machine.marked()
         kill(machine.wrapper())
         assert machine.ended()["lost"] is True
