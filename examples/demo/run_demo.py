@@ -1,4 +1,4 @@
-"""`./dev demo`: a training job that loses its machine half-way, from the spec to the release, and a check of what it says.
+"""`./dev demo`: a training job that loses its machine half-way, from its spec to the release, and a check of it all.
 
 The commands are the ones that a user types. This script adds three things: a state folder of its own, so that nothing
 of yours is touched; the reclaim, which it causes once the job has a durable checkpoint; and, at the end, its own look
@@ -76,7 +76,8 @@ class Demo:
         while not self.over.wait(LOOK_S):
             job = self.ask("describe", NAME)
             if job and job["checkpoints"] and (job["step"] or 0) >= RECLAIM_FROM_STEP:
-                print(f"\n# The provider wants its spot machine back: {NOTICE_S} s notice.", file=sys.stderr, flush=True)
+                said = f"\n# The provider wants its spot machine back: {NOTICE_S} s notice."
+                print(said, file=sys.stderr, flush=True)
                 self.reclaim_file.touch()
                 return
 

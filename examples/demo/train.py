@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -50,7 +51,7 @@ def fresh(seed: int) -> State:
     """Step 0. Weights alternate matrix (inputs, outputs) and bias (outputs,), all float32."""
     rng = np.random.default_rng(seed)
     weights: Arrays = []
-    for inputs, outputs in zip(LAYERS, LAYERS[1:]):
+    for inputs, outputs in itertools.pairwise(LAYERS):
         weights.append((rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)).astype(np.float32))
         weights.append(np.zeros(outputs, np.float32))
     return State(weights, [np.zeros_like(w) for w in weights], [np.zeros_like(w) for w in weights], rng)
