@@ -433,8 +433,9 @@ class Loop:
         self._due.pop(job.id, None)
         self._specs.pop(job.id, None)
         self.not_before = {k: at for k, at in self.not_before.items() if not k.startswith(f"{job.id}/")}
-        self.observer.forget(job.id, self.store.rentals(job.id))
-        self.machines.forget(job)
+        rentals = self.store.rentals(job.id)
+        self.observer.forget(job.id, rentals)
+        self.machines.forget(job, rentals)
 
     # --- effects ------------------------------------------------------------------------------------------------------
 

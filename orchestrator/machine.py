@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,8 @@ class Machines:
             self._jobs.pop(rental, None)
         if watch is not None:
             watch.stop()
+            if watch.target is not None:  # OpenSSH's shared connection would linger for a minute
+                threading.Thread(target=ssh.stop_sharing, args=(watch.target,), daemon=True).start()
 
     def job_of(self, rental: str) -> str | None:
         """The job whose machine is watched under this rental; None when it is not."""
@@ -105,9 +108,11 @@ class Machines:
         for rental in list(self._watches):
             self.unwatch(rental)
 
-    def forget(self, job: Job) -> None:
-        """A job is over: its secrets and keys are removed from this computer."""
+    def forget(self, job: Job, rentals: Iterable[Rental]) -> None:
+        """A job is over: its secrets and keys are removed from this computer, and its copy of the code."""
         secrets.forget(self._home, job.id)
+        for folder in (self._home.job(job.id) / "code", *(self._home.rental(rental.id) for rental in rentals)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # --- agent calls --------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,11 @@ class MachineWatch:
             if moved and self.connection is not None:
                 self.connection.close()
 
+    @property
+    def target(self) -> ssh.Target | None:
+        """The newest address."""
+        return self._target
+
     def stop(self) -> None:
         """End the connection and the thread; returns at once."""
         self._stop.set()

@@ -17,6 +17,13 @@ SCAN_S = 2.0  # checkpoints: two equal looks this far apart mean that it has set
 
 TEMPORARY = re.compile(r"(\..*|tmp-.*|.*\.(tmp|part|incomplete))\Z")
 NUMBER = re.compile(r"\d+")
+# What programs call the one checkpoint that they write again and again; other names without a number are no checkpoints
+# unless the spec's pattern asks for them, or a config.json beside the weights would count as one.
+ROLLING = re.compile(r"(ckpt|checkpoint|last|latest)(\.[A-Za-z0-9.]+)?\Z", re.IGNORECASE)
+NO_STEP = -1  # the controller numbers these by arrival
+
+
+ANY = r".*\Z"
 
 
 def step_pattern(pattern: str) -> re.Pattern[str]:
@@ -34,7 +41,9 @@ def step_of(name: str, pattern: re.Pattern[str]) -> int | None:
     if pattern.groups:
         return int(match.group(1))
     numbers = NUMBER.findall(name)
-    return int(numbers[-1]) if numbers else None
+    if numbers:
+        return int(numbers[-1])
+    return NO_STEP if pattern.pattern != ANY or ROLLING.match(name) else None
 
 
 def is_whole_file(path: str) -> bool:
