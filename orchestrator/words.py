@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.model import Assignment, Job, Outcome, Reason, Rental, RentalPhase
+from orchestrator.model import Assignment, Job, Outcome, Reason, Rental, RentalPhase, SignalWhy
 from orchestrator.transitions import DISRUPTIONS
 
 
@@ -69,6 +69,7 @@ class Picture:
     recovering: bool = False  # an earlier machine really worked on this job
     run_ordered: bool = False  # the newest run belongs to the newest machine and was ordered
     run_ended: bool = False
+    run_interrupted: bool = False  # it ended by our signal for an interruption, so the job is not done
     resume_name: str = ""
     stage: str = ""  # setup, smoke, run, or empty when it was not seen yet
 
@@ -125,6 +126,7 @@ def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], 
         recovering=any(each.ready_at is not None for each in rentals[:-1]),
         run_ordered=run is not None and run.ordered_at is not None,
         run_ended=run is not None and run.exit is not None,
+        run_interrupted=bool(run and run.exit and run.exit.signalled is SignalWhy.INTERRUPTION),
         resume_name=run.resume_name if run is not None else "",
         stage=stage,
     )
@@ -214,10 +216,10 @@ def _starting(p: Picture) -> _Said:
 
 
 def _working(p: Picture) -> _Said:
+    if p.interrupted_at is not None or p.run_interrupted:
+        return State.RECOVERING, "interrupted", "the provider takes the machine", "saving; then a new machine", None
     if p.run_ended:
         return State.FINALIZING, "", "the program has ended", "results are brought home; then the release", None
-    if p.interrupted_at is not None:
-        return State.RECOVERING, "interrupted", "the provider takes the machine", "saving; then a new machine", None
     if not p.run_ordered:
         then = f"run goes on from {p.resume_name}" if p.resume_name else "setup and run"
         return State.SETUP, "", "code and data are on their way", f"then {then}", None

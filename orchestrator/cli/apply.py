@@ -67,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
     _ask_possible(args)
     if write_defaults(home):
         say(f"wrote the default limits to {home.config_file}")
-    prepared = [plan.prepare(home, config, each) for each in loaded]
     max_cost = _max_cost(args.max_cost)
+    if args.yes:
+        client.start_early(home)
+    prepared = [plan.prepare(home, config, each) for each in loaded]
     standings = [standing_of(home, each) for each in prepared]
     for each, standing in zip(prepared, standings, strict=True):
         if needs_money(standing, args.replace is not None, args.again):

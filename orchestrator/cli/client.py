@@ -26,6 +26,8 @@ _LOOK_S = 0.02
 SLICE_S = 2.0  # while waiting for an answer, how often we see whether anybody is left to give it
 _MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
 
+_starting: subprocess.Popen[bytes] | None = None  # a controller that this command has begun to start
+
 
 def connect(home: Home) -> socket.socket | None:
     """A socket to the live controller, or None when nobody listens."""
@@ -113,6 +115,13 @@ def controller_environment(home: Home) -> dict[str, str]:
     return env
 
 
+def start_early(home: Home) -> None:
+    """Begin to start a controller, if none lives, while the verb still reads and checks; `ensure_controller` waits."""
+    global _starting
+    if os.name != "nt" and not connected(home) and not lock_held(home.lock):
+        _starting = spawn(home)
+
+
 def ensure_controller(home: Home) -> None:
     """Make sure that a controller is alive and ready. Raises CliError (exit 3) with the end of its log."""
     refuse_remote()
@@ -120,7 +129,7 @@ def ensure_controller(home: Home) -> None:
         raise CliError("native Windows runs init, validate, schema and plan only", next="run gpujob inside WSL2")
     if connected(home):
         return
-    child = None if lock_held(home.lock) else spawn(home)
+    child = _starting or (None if lock_held(home.lock) else spawn(home))
     until = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < until:
         if connected(home):

@@ -10,7 +10,9 @@ from typing import Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.output import (
+    WIDTH,
     clock_time,
+    cut,
     local_time,
     money,
     money_json,
@@ -28,6 +30,8 @@ from orchestrator.model import Assignment, Rental
 
 EVENTS_SHOWN = 15  # the last ones; -o json has more
 CHECKPOINTS_SHOWN = 3
+ITEMS_SHOWN = 4
+_SHOWN_ABOVE = frozenset({"job", "run", "provider", "snapshot", "stand_in", "gpu"})
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +82,7 @@ def text(home: Home, view: View) -> Iterator[str]:
         yield "EVENTS"
         for entry in view.journal[-EVENTS_SHOWN:]:
             where = f" {entry.rental}" if entry.rental else ""
-            yield f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}"[:110]
+            yield cut(f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}", WIDTH)
     yield ""
     yield from billing_lines(view) or ["nothing is billing"]
 
@@ -86,7 +90,7 @@ def text(home: Home, view: View) -> Iterator[str]:
 def _decisive(home: Home, view: View) -> Iterator[str]:
     """The line of the log that explains a failure, where the outcome's own words do not hold it already."""
     run = view.current
-    if run is None or run.exit is None or run.exit.rc == 0:
+    if run is None or run.exit is None or run.exit.rc == 0 or run.exit.signalled is not None:
         return
     from orchestrator.logs import decisive_line
 
@@ -108,16 +112,17 @@ def _money_line(view: View) -> str:
     if budget:
         parts.append(f"budget {budget}")
     if view.job.price_cap is not None:
-        parts.append(f"never dearer than {money(view.job.price_cap, view.job.currency)}/h")
+        parts.append(f"never dearer than {money(view.job.price_cap, view.job.currency, view.play)}/h")
     return ", ".join(parts)
 
 
 def _tables(view: View) -> Iterator[str]:
     if view.rentals:
         yield ""
+        unit = "PLAY" if view.play else view.rentals[-1].offer.currency
         rows = [_rental_row(view, rental) for rental in view.rentals]
-        columns = ("ATTEMPT", "MACHINE", "PHASE", "REASON", "GPU", "WHERE", "SPOT", "RATE/H", "SPENT")
-        yield table(columns, rows, state="", shrink=("MACHINE", "WHERE", "GPU"), right=("RATE/H", "SPENT"))
+        columns = ("N", "MACHINE", "STATE", "GPU", "WHERE", "SPOT", f"{unit}/H", f"{unit} SPENT")
+        yield table(columns, rows, state="", shrink=("WHERE", "GPU"), right=columns[-2:])
     if view.runs:
         yield ""
         lines = [_run_row(run, view.now) for run in view.runs]
@@ -137,14 +142,18 @@ def _rental_row(view: View, rental: Rental) -> tuple[str, ...]:
     return (
         str(rental.attempt),
         rental.id,
-        str(rental.phase),
-        str(rental.reason or "-"),
+        f"{rental.phase}, {rental.reason}" if rental.reason else str(rental.phase),
         gpu,
         f"{offer.provider}/{offer.region}",
         "spot" if offer.spot else "no",
-        money(offer.hourly, offer.currency, play),
-        money(spent_of(view, rental), offer.currency, play),
+        _amount(offer.hourly, offer.currency, play),
+        _amount(spent_of(view, rental), offer.currency, play),
     )
+
+
+def _amount(amount: Decimal, currency: str, play: bool) -> str:
+    """The number alone: its unit is in the header."""
+    return money(amount, currency, play).partition(" ")[0]
 
 
 def _run_row(run: Assignment, now: float) -> tuple[str, ...]:
@@ -171,14 +180,21 @@ def _environment(run: Assignment | None) -> Iterator[str]:
     yield ""
     yield "ENVIRONMENT"
     for key, value in sorted(run.environment.items()):
-        if value in (None, "", [], {}):
-            continue
-        if isinstance(value, (list, tuple)):
-            head = ", ".join(str(each) for each in value[:4])
-            value = f"{head}, ... ({len(value)})" if len(value) > 4 else head
-        elif isinstance(value, str) and "\n" in value:
-            value = f"{len(value.splitlines())} lines"
-        yield f"  {key}: {value}"[:110]
+        if value not in (None, "", [], {}) and key not in _SHOWN_ABOVE:
+            yield cut(f"  {key}: {_record(value, key)}", WIDTH)
+
+
+def _record(value: Any, key: str = "") -> str:
+    """One value of the environment record on one line; `-o json` has it whole."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_record(each, name)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        more = f", ... ({len(value)})" if len(value) > ITEMS_SHOWN else ""
+        return ", ".join(_record(each) for each in value[:ITEMS_SHOWN]) + more
+    if isinstance(value, int) and key in ("free", "total", "used"):
+        return size(value)
+    lines = str(value).splitlines()
+    return lines[0] if len(lines) == 1 else f"{len(lines)} lines"
 
 
 def as_json(home: Home, view: View) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import client
-from orchestrator.cli.output import clock_time, colourful, money, span
+from orchestrator.cli.output import clock_time, colourful, local_time, money, span
 from orchestrator.cli.reading import View, reader, view_of
 from orchestrator.home import Home
 from orchestrator.logs import read_from
@@ -92,8 +92,9 @@ def state_line(view: View) -> str:
         parts.append(words.reason)
     if words.attempt:
         parts.append(f"attempt {words.attempt_text}")
-    said = words.detail or words.next
-    return f"{clock_time(view.now)}  {view.job.name}  {'  '.join(parts)}" + (f"  {said}" if said else "")
+    when = f" ({local_time(words.next_at)})" if words.next_at else ""
+    said = "; ".join(text for text in (words.detail, words.next + when) if text)
+    return f"{clock_time(view.now)}  {view.job.name}  {'  '.join(parts)}  {said}".rstrip()
 
 
 def gauges(view: View) -> list[str]:

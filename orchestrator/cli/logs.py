@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"{view.job.name} has printed nothing yet: {words.state} {words.reason}, {words.next}")
         return exits.OK
     stages = _stages(home, view.job.id, chosen, args.setup)
+    if not any(home.log(view.job.id, chosen.task, chosen.n, stage).exists() for stage in stages):
+        say(f"{' and '.join(stages)} of {view.job.name} printed nothing so far: {view.words.state}, {view.words.next}")
     for stage in stages:
         path = home.log(view.job.id, chosen.task, chosen.n, stage)
         data = part(path, args.tail, since)

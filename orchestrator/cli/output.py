@@ -94,30 +94,32 @@ def table(
     """
     cells = [[str(cell) for cell in row] for row in rows]
     sizes = [max([width_of(head), *(width_of(row[i]) for row in cells)]) for i, head in enumerate(headers)]
-    _fit(sizes, [i for i, head in enumerate(headers) if head in shrink], width)
-    lines = [_line(headers, headers, sizes, right, "").rstrip()]
-    lines += [_line(headers, row, sizes, right, state).rstrip() for row in cells]
-    return "\n".join(lines)
+    gap = 2 if sum(sizes) + 2 * (len(sizes) - 1) <= width else 1  # narrower gaps before shorter words
+    _fit(sizes, [i for i, head in enumerate(headers) if head in shrink], width - gap * (len(sizes) - 1))
+    lines = [_cells(headers, headers, sizes, right, "")]
+    lines += [_cells(headers, row, sizes, right, state) for row in cells]
+    return "\n".join((" " * gap).join(line).rstrip() for line in lines)
 
 
 def _fit(sizes: list[int], shrink: list[int], width: int) -> None:
-    """Shorten `sizes` in place until they fit, with two spaces between columns."""
+    """Shorten `sizes` in place until their sum is at most `width`."""
     for group in (shrink, list(range(len(sizes)))):
-        while sum(sizes) + 2 * (len(sizes) - 1) > width:
+        while sum(sizes) > width:
             widest = max(group, key=lambda i: sizes[i], default=None)
             if widest is None or sizes[widest] <= MIN_COLUMN:
                 break
             sizes[widest] -= 1
 
 
-def _line(headers: Sequence[str], row: Sequence[str], sizes: list[int], right: Sequence[str], state: str) -> str:
+def _cells(headers: Sequence[str], row: Sequence[str], sizes: list[int], right: Sequence[str], state: str) -> list[str]:
+    """One line's cells, each as wide as its column."""
     parts = []
     for head, cell, size in zip(headers, row, sizes, strict=True):
         text = cut(cell, size)
         space = " " * (size - width_of(text))
         shown = paint_state(text) if head == state else text
         parts.append(space + shown if head in right else shown + space)
-    return "  ".join(parts)
+    return parts
 
 
 def local_time(at: float | None) -> str:
@@ -151,6 +153,15 @@ def span(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def age(seconds: float) -> str:
+    """How old something is, in one unit: `45s`, `3m`, `2h`, `4d`."""
+    whole = max(0, int(seconds))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if whole >= length:
+            return f"{whole // length}{unit}"
+    return f"{whole}s"
 
 
 def size(count: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import colourful, money, money_json, print_json, span, table, utc_z
+from orchestrator.cli.output import age, colourful, money, money_json, print_json, span, table, utc_z
 from orchestrator.cli.reading import PLAY_PROVIDER, picture_of_summary, reader
 from orchestrator.home import Home
 from orchestrator.words import Words, words_of
@@ -96,7 +96,7 @@ def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
         line.provider or "-",
         "-" if not line.rental else "spot" if line.spot else "no",
         words.attempt_text,
-        span(now - line.created_at),
+        age(now - line.created_at),
         span(left),
         _cost(line),
     )

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
-from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Outcome, Reason, Rental, RentalPhase, Task
+from orchestrator.model import (
+    Assignment,
+    Attempt,
+    CheckpointRow,
+    Job,
+    Outcome,
+    Reason,
+    Rental,
+    RentalPhase,
+    SignalWhy,
+    Task,
+)
 from orchestrator.words import Picture, Words, picture_of, words_of
 
 if TYPE_CHECKING:
@@ -160,6 +171,7 @@ def picture_of_summary(line: Summary) -> Picture:
         recovering=line.attempts > 1,
         run_ordered=line.ordered_at is not None,
         run_ended=line.exited,
+        run_interrupted=line.signalled == SignalWhy.INTERRUPTION,
         stage=line.progress_phase,
     )
 

@@ -96,9 +96,11 @@ def run_validate(args: argparse.Namespace) -> int:
 
     files = specs.files_of(args)
     environ = GivenAtApply()
+    config = load_config(Home.from_env())
     changes = specs.changes_of(args, len(files)) | {"environ": environ}
+    changes["overrides"] = [*config.environment, *changes["overrides"]]
     try:
-        loaded = specs.load_all(files, changes, load_config(Home.from_env()).defaults)
+        loaded = specs.load_all(files, changes, config.defaults)
         specs.refuse_unserved(loaded)
     except SpecErrors as errors:
         if args.output == "json":

@@ -57,6 +57,7 @@ class Summary:
     n: int | None
     ordered_at: float | None
     exited: bool
+    signalled: str | None  # why we told the newest run to stop, if that ended it
     progress_at: float | None
     step: float | None
     total: float | None
@@ -180,6 +181,7 @@ def _summary(
         n=row["n"],
         ordered_at=row["ordered_at"],
         exited=row["exit"] is not None,
+        signalled=row["signalled"],
         progress_at=row["progress_at"],
         step=row["step"],
         total=row["total"],

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator import actions
 from orchestrator.home import Home
-from orchestrator.model import Exit, Job, Outcome, Reason, Rental, Task
+from orchestrator.model import Exit, Job, Outcome, Reason, Rental, SignalWhy, Task
 from orchestrator.store import Store
 from providers.base import Instance, Offer, Ref
 
@@ -76,9 +76,9 @@ class Books:
             self.store.ordered(self.id, "t0", n, self.now)
             self.store.progress_seen(self.id, "t0", n, self.now, step=300.0, total=1000.0, sample=SAMPLE, phase=stage)
 
-    def exit(self, n: int = 1, rc: int = 0, stage: str = "run") -> None:
-        """The run ended by itself."""
-        self.apply(actions.StoreExit("t0", n, Exit(stage, rc, self.now)))
+    def exit(self, n: int = 1, rc: int = 0, stage: str = "run", signalled: SignalWhy | None = None) -> None:
+        """The run ended, by itself unless `signalled`."""
+        self.apply(actions.StoreExit("t0", n, Exit(stage, rc, self.now, signalled)))
 
     def lose(self, rental: str, reason: Reason = Reason.INTERRUPTED, quiesced: bool = True, gone: bool = True) -> None:
         """The machine was taken, and is gone."""

@@ -33,6 +33,12 @@ def test_the_named_column_gives_way_first() -> None:
     assert "…" in text
 
 
+def test_gaps_give_way_before_words() -> None:
+    row = ("n" * 20, "r" * 20)
+    assert output.table(("NAME", "REASON"), [row], width=42).split("\n")[1] == "  ".join(row)
+    assert output.table(("NAME", "REASON"), [row], width=41).split("\n")[1] == " ".join(row)
+
+
 def test_wide_characters_take_two_columns() -> None:
     assert output.width_of("训练") == 4
     assert output.cut("训练任务", 5) == "训练…"
@@ -57,6 +63,11 @@ def test_colour_only_on_a_terminal_and_never_with_no_color(monkeypatch: pytest.M
 )
 def test_spans(seconds: float | None, text: str) -> None:
     assert output.span(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(59, "59s"), (61, "1m"), (7300, "2h"), (200000, "2d")])
+def test_ages_have_one_unit(seconds: float, text: str) -> None:
+    assert output.age(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from cli_books import Books, home_at, writer
 
 from orchestrator.cli.reading import picture_of_summary
-from orchestrator.model import Outcome, Reason
+from orchestrator.model import Outcome, Reason, SignalWhy
 from orchestrator.store import Store
 from orchestrator.words import State, Words, picture_of, words_of
 
@@ -86,6 +86,13 @@ def test_a_lost_machine_is_recovering_and_adds_an_attempt(store: Store) -> None:
     books.run(second, n=2, resume="step_300.npz")
     assert words(books).state is State.RUNNING
     assert words(books).attempt_text == "2/2"
+
+
+def test_an_exit_after_our_signal_for_an_interruption_is_no_end_of_the_job(store: Store) -> None:
+    books = Books(store)
+    books.run(books.rent())
+    books.exit(rc=0, signalled=SignalWhy.INTERRUPTION)
+    assert (words(books).state, words(books).reason) == (State.RECOVERING, "interrupted")
 
 
 def test_retries_that_the_spec_grants_are_in_the_count(store: Store) -> None:
