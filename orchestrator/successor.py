@@ -190,4 +190,4 @@ def _wait(draft: Draft, ranking: placement.Ranking) -> None:
         f"waiting for capacity: {why}",
         "asked again every minute",
     )
-    draft.wake(draft.now + OFFERS_FRESH_S)
+    draft.wake(min(draft.now + OFFERS_FRESH_S, (draft.now if since is None else since) + policy.wait_s))
