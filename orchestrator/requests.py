@@ -70,7 +70,10 @@ def _unknown_verb(name: str) -> Callable[[Loop, Mapping[str, Any]], Answer]:
 
 
 def _ping(loop: Loop, _: Mapping[str, Any]) -> Answer:
-    return {"ok": True, "epoch": loop.store.epoch, "books": str(loop.verdict)}
+    from orchestrator.version import installed
+
+    known = {"version": installed(), "pid": os.getpid(), "epoch": loop.store.epoch, "books": str(loop.verdict)}
+    return {"ok": True, **known}
 
 
 def _stop(loop: Loop, _: Mapping[str, Any]) -> Answer:

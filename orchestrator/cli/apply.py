@@ -174,6 +174,7 @@ def _ask(
     if mode == "replace":
         patience = REPLACE_WITHIN_S
         say(f"{prepared.spec.name}: waiting until a live run of that name has saved and is released")
+    client.restart_older(home)
     with handed_over(home, values) as spool:
         wish = {
             "job": job_document(prepared, config.owner, spool),

@@ -116,6 +116,7 @@ def run_resume(args: argparse.Namespace) -> int:
         raise CliError(refusal.reason, where="--budget", next=refusal.hint) from None
     view = open_view(home, args.job)
     values = values_of(home, [str(name) for name in view.job.spec.get("secrets", ())], f"{view.job.name}: secrets")
+    client.restart_older(home)
     with handed_over(home, values) as spool:
         wish = {"job": view.job.id, "ttl": args.ttl, "budget": budget, "spool": spool}
         answer = client.request(home, "resume", wish)

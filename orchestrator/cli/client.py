@@ -23,6 +23,7 @@ from orchestrator.home import Home
 READY_WITHIN_S = 15.0  # it takes under a second; a machine under load gets more before we call it broken
 ANSWER_WITHIN_S = 60.0  # the loop answers between two ticks
 _LOOK_S = 0.02
+STOPPED_WITHIN_S = 30.0  # it ends between two ticks, after the effects that are under way
 SLICE_S = 2.0  # while waiting for an answer, how often we see whether anybody is left to give it
 _MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
 
@@ -206,6 +207,34 @@ def open_counts(database: Path) -> dict[str, int]:
     finally:
         books.close()
     return {"open_rentals": int(row[0]), "live_jobs": int(row[1])}
+
+
+def stop(home: Home, now: bool = False) -> None:
+    """End the controller between two ticks and wait until it is gone; machines go on."""
+    request(home, "stop", {"now": now})
+    until = time.monotonic() + STOPPED_WITHIN_S
+    while alive(home):
+        if time.monotonic() > until:
+            raise CliError(
+                f"the controller took the request but is still there after {STOPPED_WITHIN_S:.0f} s",
+                where=str(home.controller_log),
+                next="gpujob controller stop --now",
+                code=exits.PROVIDER,
+            )
+        time.sleep(_LOOK_S)
+
+
+def restart_older(home: Home) -> None:
+    """A controller of an older version is replaced between two ticks, before it is asked for a new job."""
+    from orchestrator.version import UNKNOWN, installed, older
+
+    if installed() == UNKNOWN or _starting is not None or not connected(home):
+        return  # nothing to compare, or the one that starts now is our own version
+    theirs = str(request(home, "ping", {}).get("version", ""))
+    if not older(theirs, installed()):
+        return
+    print(f"gpujob: restarting the controller of version {theirs or 'before 0.1'}", file=sys.stderr)
+    stop(home)
 
 
 def request(home: Home, verb: str, args: Mapping[str, Any], timeout: float = ANSWER_WITHIN_S) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from typing import Any
 
 from orchestrator.cli import client, exits
@@ -20,8 +19,6 @@ from orchestrator.cli.output import print_json, say
 from orchestrator.home import Home
 
 PING_WITHIN_S = 5.0
-STOPPED_WITHIN_S = 30.0  # it ends between two ticks, after the effects that are under way
-_LOOK_S = 0.05
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +47,7 @@ def status(home: Home) -> dict[str, Any]:
             state["error"] = silent.what
         else:
             state["answers"] = True
-            state |= {key: value for key, value in answer.items() if key in ("pid", "version", "since", "epoch")}
+            state |= {key: value for key, value in answer.items() if key in ("pid", "version", "epoch", "books")}
     return state
 
 
@@ -95,17 +92,7 @@ def _stop(home: Home, now: bool, output: str) -> int:
         else:
             print("controller: not running")
         return exits.OK
-    client.request(home, "stop", {"now": now})
-    until = time.monotonic() + STOPPED_WITHIN_S
-    while client.alive(home):
-        if time.monotonic() > until:
-            raise CliError(
-                f"the controller took the request but is still there after {STOPPED_WITHIN_S:.0f} s",
-                where=str(home.controller_log),
-                next="gpujob controller stop --now",
-                code=exits.PROVIDER,
-            )
-        time.sleep(_LOOK_S)
+    client.stop(home, now)
     counts = client.open_counts(home.database)
     if output == "json":
         print_json({"stopped": True, "was_alive": True, **counts})

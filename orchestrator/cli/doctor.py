@@ -83,9 +83,9 @@ def examine(home: Home) -> Iterator[Finding]:
 
 
 def _python(_: Home) -> Iterator[Finding]:
-    from orchestrator.cli.main import version
+    from orchestrator.version import installed
 
-    yield Finding("gpujob", "ok", f"{version()}, Python {platform.python_version()}, {sys.executable}")
+    yield Finding("gpujob", "ok", f"{installed()}, Python {platform.python_version()}, {sys.executable}")
     if os.name == "nt":
         yield Finding(
             "system", "warn", "native Windows: init, validate, schema and plan only", "run gpujob inside WSL2"

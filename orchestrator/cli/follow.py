@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STAGES = ("setup", "smoke", "run")
 TICK_S = 0.25  # log bytes reach this computer within half a second
-LOOK_S = 1.0  # the books change far more slowly than a log
+LOOK_S = 0.5  # the books change far more slowly than a log
 WAKE_S = 5.0  # how often a dead controller is looked for
 
 

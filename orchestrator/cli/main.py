@@ -33,16 +33,6 @@ def usage() -> str:
     return "\n".join(lines) + "\n"
 
 
-def version() -> str:
-    """The installed version; read only when asked, since package metadata is slow to search."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("gpujob")
-    except PackageNotFoundError:
-        return "0+unknown"
-
-
 def dispatch(argv: Sequence[str]) -> int:
     """Run the verb in `argv` and return its exit code; raises what the verb raises."""
     words = list(argv)
@@ -53,7 +43,9 @@ def dispatch(argv: Sequence[str]) -> int:
         sys.stdout.write(usage())
         return exits.OK if words else exits.USAGE
     if words[0] in ("-V", "--version"):
-        print(f"gpujob {version()}")
+        from orchestrator.version import installed
+
+        print(f"gpujob {installed()}")
         return exits.OK
     verb, rest = words[0], words[1:]
     if verb.startswith("-"):

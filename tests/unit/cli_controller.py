@@ -10,16 +10,17 @@ from typing import Any, Self
 from cli_books import writer
 
 from orchestrator.home import Home
+from orchestrator.version import installed
 
 Answers = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
 
 
 class ScriptedController:
-    """Answers each verb by a function of its arguments; `asked` keeps what came, in order."""
+    """Answers each verb by a function of its arguments; `asked` keeps what came but pings, in order."""
 
     def __init__(self, home: Home, answers: Answers) -> None:
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
-        self._home, self._answers = home, answers
+        self._home, self._answers = home, {"ping": lambda args: {"ok": True, "version": installed()}, **answers}
         self._stop, self._ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -31,6 +32,10 @@ class ScriptedController:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(10)
+
+    def end_soon(self) -> None:
+        """Leave after the present request, as after a stop."""
+        self._stop.set()
 
     def _serve(self) -> None:
         with writer(self._home) as store, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
@@ -45,7 +50,8 @@ class ScriptedController:
                 except TimeoutError:
                     pass  # nobody knocked: a request may be there all the same
                 for request in store.open_requests():
-                    self.asked.append((request.verb, request.args))
+                    if request.verb != "ping":
+                        self.asked.append((request.verb, request.args))
                     answer = self._answers[request.verb](request.args)
                     if answer is not None:
                         store.answer(request.id, answer, request.at)

@@ -16,6 +16,7 @@ from cli_controller import ScriptedController
 from orchestrator.cli import client, main
 from orchestrator.cli.exits import CliError
 from orchestrator.home import Home
+from orchestrator.version import older
 
 
 @pytest.fixture
@@ -26,10 +27,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_a_request_is_answered_and_recorded(home: Home) -> None:
-    with ScriptedController(home, {"ping": lambda args: {"ok": True, "epoch": 7}}) as controller:
-        assert client.request(home, "ping", {"x": 1})["epoch"] == 7
+    with ScriptedController(home, {"cancel": lambda args: {"ok": True, "epoch": 7}}) as controller:
+        assert client.request(home, "cancel", {"x": 1})["epoch"] == 7
         assert client.alive(home)
-    assert controller.asked == [("ping", {"x": 1})]
+    assert controller.asked == [("cancel", {"x": 1})]
     assert not client.alive(home)
 
 
@@ -58,6 +59,44 @@ def test_a_controller_that_dies_before_it_answers_is_noticed(home: Home, monkeyp
         client.request(home, "ping", {}, timeout=30)
     assert caught.value.code == 3
     assert "disk is full" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_older"),
+    [
+        ("0.1.0", "0.2.0", True),
+        ("0.9.0", "0.10.0", True),
+        ("0.2.0rc1", "0.2.0", True),
+        ("0.2.0", "0.2.0", False),
+        ("0.2.0", "0.1.9", False),
+        ("", "0.1.0", True),
+        ("0.1.0+local", "0.1.0", False),
+    ],
+)
+def test_which_version_is_older(one: str, other: str, is_older: bool) -> None:
+    assert older(one, other) is is_older
+
+
+def test_an_older_controller_is_stopped_and_one_of_our_version_is_not(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.version.installed", lambda: "0.1.0")
+    stopped: list[ScriptedController] = []
+
+    def stop(args: Any) -> dict[str, Any]:
+        stopped[0].end_soon()
+        return {"ok": True}
+
+    same = {"ping": lambda args: {"ok": True, "version": "0.1.0"}, "stop": stop}
+    with ScriptedController(home, same) as controller:
+        client.restart_older(home)
+        assert controller.asked == []
+    old = {"ping": lambda args: {"ok": True, "version": "0.0.1"}, "stop": stop}
+    with ScriptedController(home, old) as controller:
+        stopped.append(controller)
+        client.restart_older(home)
+        assert controller.asked == [("stop", {"now": False})]
+    assert "version 0.0.1" in capsys.readouterr().err
 
 
 def test_the_lock_is_seen_without_being_taken(home: Home) -> None:
