@@ -267,7 +267,8 @@ def _in(amount: Decimal, currency: str, wanted: str, rates: Mapping[str, Decimal
 
 def why_dearer(plan: Plan, offers: Iterable[Offer]) -> list[tuple[Offer, str]]:
     """Offers in order of price, each with why it is not the chosen one; the chosen one says so."""
-    reasons = {id(out.offer): out.why for out in plan.left_out}
+    cap = "max_price" if plan.price_cap_given else "the price cap"
+    reasons = {id(out.offer): out.why.replace("max_price", cap) for out in plan.left_out}
     rows = []
     for offer in sorted(offers, key=lambda each: (each.hourly, each.key)):
         if offer is plan.chosen:

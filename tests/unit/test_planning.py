@@ -82,6 +82,8 @@ def test_max_price_is_the_cap_and_dearer_offers_say_why_they_are_left_out() -> N
     rows = {o.hourly: why for o, why in why_dearer(plan, (cheap, dear))}
     assert rows[Decimal("0.40")] == "chosen"
     assert "above max_price" in rows[Decimal("0.90")]
+    unasked = {each.hourly: why for each, why in why_dearer(plan_of(cheap, dear), (cheap, dear))}
+    assert "above the price cap" in unasked[Decimal("0.90")]
 
 
 def test_spot_is_left_out_unless_the_job_can_resume() -> None:
