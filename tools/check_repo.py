@@ -47,7 +47,7 @@ RULES = (
         "names a package registry's host; people use mirrors, so leave the index to their own settings",
     ),
     Rule(
-        re.compile(r"(?<![\w.~$}/-])/(?:wo" + r"rk|farm|opt/pyp" + r"i|opt/whe" + r"els)/"),
+        re.compile(r"(?<![\w.~$}*/-])/(?:wo" + r"rk|farm|opt/pyp" + r"i|opt/whe" + r"els)/"),
         "an absolute path of one machine",
     ),
     Rule(

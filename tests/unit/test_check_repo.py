@@ -46,6 +46,7 @@ def test_a_forbidden_text_is_found_with_its_line(check_repo: ModuleType, text: s
     [
         "the network/work/ratio",
         "$HOME/work/x and ~/work/x",
+        "gpujob/*/work/base",
         "/home/user/.ssh",
         "the PRIVATE KEY of -----BEGIN",
         "hf_token",

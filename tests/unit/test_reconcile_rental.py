@@ -60,7 +60,10 @@ def test_an_unanswered_create_is_looked_for_and_nothing_else_is_rented() -> None
     assert kinds(decide(cf.live(row=row, sight=found, machine=LOST))) == {"RecordInstance"}
 
 
-@pytest.mark.parametrize(("count", "span", "age", "gone"), [(4, 120, 301, True), (3, 200, 301, False), (4, 100, 301, False), (9, 290, 290, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "span", "age", "gone"),
+    [(4, 120, 301, True), (3, 200, 301, False), (4, 100, 301, False), (9, 290, 290, False)],
+)
 def test_a_create_never_seen_needs_time_and_complete_listings(count: int, span: float, age: float, gone: bool) -> None:
     row = cf.rental(phase=RentalPhase.INTENT, create_sent_at=T0, create_outcome=CreateOutcome.AMBIGUOUS)
     sight = Sight(absent_count=count, absent_span_s=span)
