@@ -42,6 +42,7 @@ class Accounts:
         self._made: dict[str, Provider] = {}
         self._regions: dict[Region, RegionWatch] = {}
         self._due: dict[Region, float] = {}
+        self._pace: dict[Region, float] = {}  # how often each is listed now
 
     @property
     def configured(self) -> tuple[str, ...]:
@@ -68,6 +69,7 @@ class Accounts:
             pace[region] = min(pace.get(region, LIST_EVERY_S), LIST_EVERY_S if steady else LIST_SOON_S)
         for rental in tombstones:
             pace.setdefault(region_of(rental), SWEEP_EVERY_S)
+        self._pace = pace
         for region, every in pace.items():
             if now - self._due.get(region, -1e12) >= every:
                 self._due[region] = now
@@ -81,11 +83,9 @@ class Accounts:
         """Forget when the last listings were: all are due."""
         self._due.clear()
 
-    def next_due(self, rentals: Iterable[Rental]) -> float:
-        """Boot time of the next listing; infinity when there is nothing to list."""
-        times = [self._due.get(region_of(r), 0.0) + LIST_SOON_S for r in rentals if r.ready_at is None]
-        times += [self._due.get(region_of(r), 0.0) + LIST_EVERY_S for r in rentals]
-        return min(times, default=float("inf"))
+    def next_due(self) -> float:
+        """Boot time of the next listing, by the last `list_due`; infinity when there is nothing to list."""
+        return min((self._due.get(region, -1e12) + every for region, every in self._pace.items()), default=float("inf"))
 
     def stop(self) -> None:
         """End the watchers."""

@@ -1,0 +1,105 @@
+"""Which lies and losses a world tells: by kind, each with a shape. Drawn from the seed, or given by a test.
+
+Shapes: `once` (the n-th opportunity), `steady` (any opportunity, with a chance), `window` (nearly every opportunity
+while a window lasts). A kind of `TIMED` happens by itself, the others when the controller asks for something.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+ASKED = (
+    "create-refused", "create-account", "create-busy", "create-lost-made", "create-lost-unmade", "create-twice",
+    "create-late-seen", "create-late-birth", "create-never-ready",
+    "list-error", "list-flicker", "list-stale", "list-untagged", "list-refused",
+    "get-error", "get-missing",
+    "destroy-error-undone", "destroy-error-done", "destroy-ignored", "destroy-missing-lie", "destroy-busy",
+    "disk-left", "offers-error",
+    "ssh-cut", "answer-lost", "prepare-fails", "mirror-fails", "collect-fails", "arm-fails", "expiry-fails",
+)  # fmt: skip
+TIMED = (
+    "preempt-notice", "preempt-silent", "outbid", "hang", "reboot", "agent-killed", "run-vanishes", "ssh-partition",
+    "machine-partition", "api-down", "offline", "crash", "crash-long", "suspend", "freeze", "clock-step",
+)  # fmt: skip
+KINDS = (*ASKED, *TIMED)
+SHAPES = ("once", "steady", "window")
+
+#: Chance per opportunity of a steady kind, where 0.15 would be unlike any provider or would leave nothing to run.
+CHANCES = {"list-flicker": 0.04, "list-stale": 0.1, "list-untagged": 0.04, "list-error": 0.1, "get-missing": 0.05}
+#: Mean seconds between two of a steady timed kind.
+MEAN_S = {"crash": 5400.0, "preempt-silent": 14_400.0, "preempt-notice": 9_000.0, "outbid": 14_400.0}
+WINDOW_S = (300.0, 5400.0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one kind occurs in one world."""
+
+    shape: str
+    nth: int = 1  # of `once`: which opportunity, or which tenth of the faulty phase for a timed kind
+    windows: tuple[tuple[float, float], ...] = ()
+
+
+class Faults:
+    """What is wrong now. `marks` counts what really happened, for the coverage of the suite."""
+
+    def __init__(self, rng: random.Random, shapes: dict[str, Shape], until: float) -> None:
+        self._rng, self.shapes, self.until = rng, shapes, until
+        self.marks: Counter[tuple[str, str]] = Counter()
+        self._seen: Counter[str] = Counter()
+
+    def hits(self, kind: str, now: float) -> bool:
+        """Whether this opportunity of an asked kind goes wrong."""
+        shape = self.shapes.get(kind)
+        if shape is None or now >= self.until:
+            return False
+        self._seen[kind] += 1
+        if shape.shape == "once":
+            hit = self._seen[kind] == shape.nth
+        elif shape.shape == "steady":
+            hit = self._rng.random() < CHANCES.get(kind, 0.15)
+        else:
+            hit = any(a <= now < b for a, b in shape.windows) and self._rng.random() < 0.9
+        if hit:
+            self.marks[kind, shape.shape] += 1
+        return hit
+
+    def times(self, kind: str, start: float) -> list[float]:
+        """When a timed kind happens, in order."""
+        shape = self.shapes.get(kind)
+        if shape is None:
+            return []
+        span = self.until - start
+        if shape.shape == "once":
+            return [start + span * (shape.nth + self._rng.random()) / 10]
+        found, now, mean = [], start, MEAN_S.get(kind, 10_800.0)
+        if shape.shape == "window":  # a burst: several in a short time
+            for a, _ in shape.windows:
+                found += [a + self._rng.uniform(0, 900) for _ in range(3)]
+            return sorted(t for t in found if t < self.until)
+        while True:
+            now += self._rng.expovariate(1 / mean)
+            if now >= self.until:
+                return found
+            found.append(now)
+
+    def happened(self, kind: str) -> None:
+        """A timed kind took place."""
+        shape = self.shapes.get(kind)
+        self.marks[kind, shape.shape if shape else "test"] += 1
+
+
+def draw(rng: random.Random, start: float, until: float) -> Faults:
+    """A random subset of the kinds, each with a random shape: swarm testing, since all at once hide each other."""
+    count = rng.choice((0, 1, 2, 2, 3, 3, 4, 5, 6, 8))
+    shapes = {}
+    for kind in rng.sample(KINDS, count):
+        shape = rng.choice(SHAPES)
+        windows = []
+        for _ in range(rng.choice((1, 1, 2))):
+            at = rng.uniform(start, until)
+            windows.append((at, at + rng.uniform(*WINDOW_S)))
+        shapes[kind] = Shape(shape, rng.choice((1, 1, 2, 3, 5, 8)), tuple(windows))
+    return Faults(rng, shapes, until)

@@ -1,0 +1,102 @@
+"""From a seed to a whole run: which companies, jobs and faults, then a faulty phase and a calm one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sim_box import Program
+from sim_cloud import kinds
+from sim_faults import Faults, draw
+from sim_oracle import Prices, Violation
+from sim_time import T0
+from sim_world import Wish, World
+
+HOUR = 3600.0
+MEMORY = Path("/dev/shm")  # a commit's fsync costs nothing there
+
+
+@dataclass
+class Result:
+    """What one seed gave."""
+
+    seed: int
+    violations: list[Violation]
+    trace: str
+    job_days: float
+    crashes: int
+    turns: int
+    marks: dict[tuple[str, str], int]
+    prices: Prices
+    clouds: tuple[str, ...]
+    lines: list[tuple[float, str, str]] = field(repr=False, default_factory=list)
+
+
+def wishes(rng: random.Random) -> list[Wish]:
+    """One to three jobs: short and long, with and without checkpoints, that fail, are cancelled or extended."""
+    found = []
+    for number in range(rng.choice((1, 1, 1, 2, 3))):
+        work = rng.choice((900.0, 3600.0, 7200.0, 4 * HOUR, 8 * HOUR))
+        every = rng.choice((300.0, 600.0, 1800.0))
+        at = T0 + 1 + rng.choice((0.0, 0.0, 600.0, HOUR))
+        spec: dict[str, object] = {"ttl": rng.choice(("12h", "12h", "24h", "3h"))}
+        if rng.random() < 0.25:
+            spec["budget"] = rng.choice(("6 USD", "15 USD", "40 USD"))
+        if rng.random() < 0.2:
+            spec["retry"] = {"max": 2}
+        if rng.random() < 0.3:
+            spec["artifacts"] = "none"
+        fails = (work * rng.uniform(0.1, 0.9),) if rng.random() < 0.12 else ()
+        again = (work * 0.5,) if rng.random() < 0.1 else ()
+        save = rng.choice((2.0, 5.0, 60.0, 300.0))
+        program = Program(work, rng.choice((5.0, 60.0, 400.0)), every, save, fails, again)
+        wish = Wish(f"job{number}", program, at, spec)
+        dice = rng.random()
+        if dice < 0.12:
+            wish.cancel_at = at + rng.uniform(0.2, 2 * HOUR) * rng.choice((0.001, 0.05, 1.0))
+            wish.cancel_now = rng.random() < 0.3
+        elif dice < 0.22:
+            wish.extend_at, wish.extend_s = at + rng.uniform(60, 2 * HOUR), rng.choice((HOUR, -HOUR, 6 * HOUR))
+        found.append(wish)
+    return found
+
+
+def run_seed(seed: int, folder: Path | None = None, faults: Faults | None = None, crash_at: set[int] | None = None,
+             clouds: tuple[str, ...] | None = None, jobs: list[Wish] | None = None) -> Result:  # fmt: skip
+    """The whole run of a seed; the rest replaces what the seed would draw."""
+    rng = random.Random(seed * 7919 + 13)
+    chosen = clouds or tuple(sorted(rng.sample(sorted(kinds()), rng.choice((1, 1, 2, 3)))))
+    asked = jobs if jobs is not None else wishes(rng)
+    until = T0 + rng.choice((2, 4, 8, 12)) * HOUR
+    swarm = faults or draw(rng, T0, until)
+    home = Path(tempfile.mkdtemp(prefix="gpujob-sim-", dir=folder or (MEMORY if MEMORY.is_dir() else None)))
+    world = World(seed, home, swarm, asked, chosen)
+    world.crash_at_taps = crash_at or set()
+    try:
+        world.start()
+        world.run_to_end(swarm.until + 40 * HOUR)
+    finally:
+        world.close()
+        shutil.rmtree(home, ignore_errors=True)
+    turns = world.controller.turns if world.controller is not None else 0
+    return Result(seed, world.oracle.violations, world.trace_hash(), world.oracle.prices.job_s / 86_400, world.crashes,
+                  turns, dict(swarm.marks), world.oracle.prices, chosen, world.lines)  # fmt: skip
+
+
+def story(result: Result, lines: int = 40) -> str:
+    """What led to the first violation: the last lines about its rental, its machine and the controller."""
+    if not result.violations:
+        return ""
+    first = result.violations[0]
+    rental = first.who
+    words = {rental}
+    for _, who, what in result.lines:
+        if who == rental and " was made at " in f" {what}":
+            words.add(what.rsplit(" ", 1)[-1])
+    about = [(at, who, what) for at, who, what in result.lines if at <= first.at + 1]
+    mine = [row for row in about if row[1] in words or row[1] in ("controller", "world", "user") or "fault" in row[2]
+            or not rental.startswith("gj-")]  # fmt: skip
+    return "\n".join(f"{at - T0:10.1f} s  {who:22} {what}" for at, who, what in mine[-lines:])
