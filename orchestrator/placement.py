@@ -70,8 +70,18 @@ def rank(
     resting: Mapping[str, str],
     losses_without_progress: int = 0,
 ) -> Ranking:
-    """Order the offers that may be taken by effective price, with the reasons for the rest."""
-    spot = spot_allowed(policy, losses_without_progress)
+    """Order the offers that may be taken by effective price, with the reasons for the rest.
+
+    `auto` that has left spot after losses comes back to it when nothing on demand may be taken: the price cap of a spot
+    offer is often below every price on demand, and the losses are bounded elsewhere.
+    """
+    ranking = _rank(offers := tuple(offers), policy, resting, spot_allowed(policy, losses_without_progress))
+    if not ranking.ranked and losses_without_progress:
+        return _rank(offers, policy, resting, spot_allowed(policy, 0))
+    return ranking
+
+
+def _rank(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str], spot: bool | None) -> Ranking:
     good: list[tuple[Decimal, Decimal, str, Offer]] = []
     out: list[LeftOut] = []
     for offer in offers:

@@ -12,6 +12,7 @@ from orchestrator import placement
 from orchestrator.messages import Receipt
 from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Trouble, Unknown
 from orchestrator.taps import tap
+from orchestrator.store.rows import plain, text
 from providers.base import DestroyAck, Instance
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _offers(loop: Loop, receipt: Receipt, action: act.AskOffers) -> None:
         for name in action.providers:
             mine = [offer for offer in offers if offer.provider == name]
             if mine:
-                loop.store.put_prices(name, str(action.ask), mine, receipt.at)
+                loop.store.put_prices(name, text(plain(action.ask)), mine, receipt.at)
 
 
 def _created(loop: Loop, receipt: Receipt, rental: Rental) -> None:

@@ -335,3 +335,11 @@ def test_the_same_facts_decide_the_same_and_a_terminal_job_decides_nothing() -> 
     assert reconcile(facts, cf.POLICY) == reconcile(facts, cf.POLICY)
     over = cf.facts(WELL, job=cf.job(outcome=Outcome.DONE, terminal_at=T0))
     assert reconcile(over, cf.POLICY).actions == ()
+
+
+def test_auto_comes_back_to_spot_when_nothing_on_demand_is_under_the_cap() -> None:
+    policy = replace(cf.POLICY, price_cap=Decimal("1.50"))  # 1.5 x the spot offer; on demand costs 3
+    rentals = [lost_rental(n) for n in (1, 2)]
+    runs = tuple(cf.assignment(n, n, closed_at=T0) for n in (1, 2))
+    (opened,) = of(decide(*rentals, policy=policy, assignments=runs), act.OpenRental)
+    assert opened.offer == cf.OFFER
