@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import gpujob_faults
 import yaml
 
 from orchestrator.home import Home
 from orchestrator.model import Assignment, CheckpointRow, Job, Rental
 from orchestrator.store import Store
-from providers.base import Instance, ProviderConfig
+from providers.base import Instance, ProviderConfig, Ref
 from providers.local import LocalProvider
 from providers.local_machine import lives
 
@@ -73,11 +74,21 @@ class World:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-        for instance in self.machines():
-            self.provider.destroy(instance.ref)
+        if self.home.deployment_file.exists():
+            provider = self.provider
+            for machine in provider.world.ids():  # of whatever account and deployment
+                provider.destroy(Ref("local", "local", "here", machine))
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def faulty(self) -> Path:
+        """Register the plugin of `gpujob_faults`; its folder of faults."""
+        place = gpujob_faults.install(self.base / "plugin")
+        self.env["PYTHONPATH"] = f"{ROOT}:{place}:{Path(__file__).parent}"
+        faults = self.state / "faults"
+        faults.mkdir(parents=True, mode=0o700)
+        return faults
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
@@ -98,7 +109,8 @@ class World:
     def failed(self, args: tuple[str, ...], done: subprocess.CompletedProcess[str]) -> str:
         """What a failing test needs to see."""
         log = self.home.controller_log.read_text() if self.home.controller_log.exists() else ""
-        return f"gpujob {' '.join(args)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n--- controller\n{log[-6000:]}"
+        said = f"{done.stdout}\n{done.stderr}\n--- controller\n{log[-6000:]}"
+        return f"gpujob {' '.join(args)}: exit {done.returncode}\n{said}"
 
     def json(self, *args: str, code: int | None = 0) -> Any:
         """The same with `-o json`, parsed."""
@@ -269,6 +281,10 @@ class World:
         """As any verb does while machines are open."""
         self.cli("ps")
         self.until(self.controller_pid, "the controller starts")
+
+    def ever_made(self) -> int:
+        """How many machines the account has seen within the last minutes, dead ones too."""
+        return len(self.provider.list("here").instances)
 
     def assert_clean(self, name: str) -> None:
         """Nothing bills, nothing runs, nothing secret or private of the rentals is left."""

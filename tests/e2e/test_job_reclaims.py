@@ -79,7 +79,7 @@ def test_a_reclaim_before_anything_ran_gets_another_machine(tmp_path: Path) -> N
                 **SPOT,
             )
         )
-        first = world.until(lambda: [a for a in world.runs("load")], "a run is committed")[0]
+        first = world.until(lambda: list(world.runs("load")), "a run is committed")[0]
         world.kill_machine(first.rental)
         job = world.wait("load")
         assert job.outcome is Outcome.DONE

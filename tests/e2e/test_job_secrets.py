@@ -11,7 +11,7 @@ TOKEN = "tok-7f3a91c2e5d84b60-value"
 
 def test_a_secret_is_seen_by_the_job_and_by_nothing_else(tmp_path: Path) -> None:
     with World(tmp_path, MY_TOKEN=TOKEN) as world:
-        run = 'echo "the token is $MY_TOKEN."; echo ${#MY_TOKEN}; sleep 2; echo -n "$MY_TOKEN" | head -c 9; sleep 1; exit 3'
+        run = 'echo "the token is $MY_TOKEN."; echo ${#MY_TOKEN}; sleep 2; printf %s "$MY_TOKEN" | head -c 9; exit 3'
         world.apply(world.spec("quiet", run, setup='echo "setup $MY_TOKEN"', secrets=["MY_TOKEN"]))
         world.until_said("quiet", f"{len(TOKEN)}\n")
         del world.env["MY_TOKEN"]  # what the verbs after it carry is not the job's

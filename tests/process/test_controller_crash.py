@@ -1,0 +1,129 @@
+"""The controller killed at any moment: the same machine goes on, no line of a log is lost, nothing runs twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from gpujob_world import World, counting
+
+from orchestrator.model import CreateOutcome, Outcome, Reason
+
+SPOT = {"spot": True, "checkpoint": {"pattern": "step_{n}", "every": "1s"}}
+KILLS = 15
+
+
+def kill_between_creates(world: World) -> bool:
+    """SIGKILL, but not while a create is on its way: that moment has tests of its own, and a slow end."""
+    pid = world.controller_pid()
+    if not pid:
+        return False
+    os.kill(pid, signal.SIGSTOP)
+    unanswered = any(r.create_sent_at is not None and r.create_outcome is None for r in world.rentals("count"))
+    if unanswered:
+        os.kill(pid, signal.SIGCONT)
+        return False
+    world.kill_controller()
+    return True
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_over_a_job_with_a_reclaim(tmp_path: Path) -> None:
+    seed = 20261130
+    dice = random.Random(seed)
+    with World(tmp_path) as world:
+        world.apply(world.spec("count", 'echo "begin $RANDOM$RANDOM"\n' + counting(70, every=0.15), **SPOT))
+        killed, reclaimed = 0, False
+        while killed < KILLS and world.job("count").terminal_at is None:
+            time.sleep(dice.uniform(0.1, 1.3))
+            if not reclaimed and b"step=12\n" in world.log("count", 1):
+                world.reclaim(world.rentals("count")[0].id, notice_s=15.0)
+                reclaimed = True
+            if kill_between_creates(world):
+                killed += 1
+                world.start_controller()
+        job = world.wait("count")
+        assert (job.outcome, job.exit_code) == (Outcome.DONE, 0)
+        assert killed >= KILLS - 3, f"seed {seed}: the job was over after {killed} kills"
+        runs, rentals = world.runs("count"), world.rentals("count")
+        assert [r.reason for r in rentals] == [Reason.INTERRUPTED, Reason.DONE]
+        assert world.ever_made() == len(rentals)  # one machine a rental, however often the controller died
+        assert [run.n for run in runs] == [1, 2]
+        at = 0
+        for run in runs:
+            text = world.log("count", run.n).decode()
+            begin = re.match(r"begin \d+\n", text)
+            assert begin, text[:200]
+            expected = begin[0]
+            if run.resume_step is not None:
+                assert run.resume_step == at  # nothing that was saved at the notice is done again
+                expected += f"resumed at {at}\n"
+            last = 70 if run.n == 2 else int(text.rpartition("saved at ")[2].split()[0])
+            expected += "".join(f"step={n}\n" for n in range(at + 1, last + 1))
+            expected += "finished at 70\n" if run.n == 2 else f"saved at {last} for the signal\n"
+            assert text == expected
+            at = last
+        world.assert_clean("count")
+
+
+def test_killed_while_the_provider_answers_finds_its_machine_by_the_tag(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        faults = world.faulty()
+        (faults / "create-hang").touch()
+        world.apply(world.spec("tagged", "echo ran", providers=["faulty"]))
+        world.until(lambda: (faults / "first").exists(), "the machine is made")
+        (rental,) = world.rentals("tagged")
+        assert (rental.create_outcome, rental.provider_id) == (None, None)
+        world.kill_controller()
+        world.start_controller()
+        job = world.wait("tagged")
+        assert job.outcome is Outcome.DONE
+        (rental,) = world.rentals("tagged")
+        assert rental.provider_id == (faults / "first").read_text()
+        assert (faults / "created").read_text().split() == [rental.id]  # one create, ever
+        world.assert_clean("tagged")
+
+
+def test_an_answer_that_got_lost_is_not_asked_for_again(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        faults = world.faulty()
+        (faults / "create-lost").touch()
+        world.apply(world.spec("lost", "echo ran", providers=["faulty"]))
+        job = world.wait("lost")
+        assert job.outcome is Outcome.DONE
+        (rental,) = world.rentals("lost")
+        assert rental.create_outcome is CreateOutcome.AMBIGUOUS
+        assert (faults / "created").read_text().split() == [rental.id]
+        assert world.ever_made() == 1
+
+
+def test_of_two_machines_with_one_tag_the_recorded_one_stays(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        faults = world.faulty()
+        (faults / "create-twice").touch()
+        world.apply(world.spec("twins", "echo up; sleep 4; echo ran", providers=["faulty"]))
+        world.until_said("twins", "up")
+        world.until(lambda: len(world.machines()) == 1, "the second machine is destroyed")
+        job = world.wait("twins")
+        assert job.outcome is Outcome.DONE
+        (rental,) = world.rentals("twins")
+        assert (rental.provider_id, world.ever_made()) == ((faults / "first").read_text(), 2)
+        assert world.log("twins", 1) == b"up\nran\n"
+        world.assert_clean("twins")
+
+
+def test_a_refusal_is_no_machine_and_waits_for_another(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        faults = world.faulty()
+        (faults / "create-refused").touch()
+        world.apply(world.spec("full", "echo ran", providers=["faulty"], wait="4s"))
+        job = world.wait("full", code=4)
+        assert (job.outcome, job.reason) == (Outcome.FAILED, Reason.NO_CAPACITY)
+        assert "none left" in job.detail
+        assert all(r.gone_at is not None for r in world.rentals("full"))
+        assert world.ever_made() == 0
