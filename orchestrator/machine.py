@@ -142,6 +142,7 @@ class Machines:
             task=run.task,
             n=run.n,
             workspace="base",
+            code=job.snapshot,
             stages=stages(spec, job, run),
             env={name: value for name, value in spec.env.items() if value is not None},
             secrets=secrets.load(self._home, job.id),
@@ -236,7 +237,10 @@ class Machines:
             raise WorkFailed(str(error), Reason.DATA) from error
         if wanted is not None and wanted.get("hash") != now.hash:
             raise WorkFailed(f"{source} has changed since apply; `apply --replace` takes it as it is now", Reason.DATA)
-        sync.push(connection.target, source, remote, copy_links=True)
+        # A run before this one on the machine may have left files that the data no longer has; an absolute path may
+        # hold what is not ours, so there they are only reported below.
+        ours = source.is_dir() and not path.startswith("/")
+        sync.push(connection.target, source, remote, copy_links=True, delete=ours)
         seen = connection.agent("manifest", {"path": remote, "hash": True, "pattern": ""}, 600.0)
         differences = datasets.compare(now, seen.get("files", []))
         if differences:
@@ -374,12 +378,12 @@ class Machines:
 
 
 def stages(spec: JobSpec, job: Job, run: Assignment) -> list[dict[str, str]]:
-    """setup once a machine, smoke in the first attempt only, then run."""
+    """setup once a machine, smoke in the first attempt of a wish only, then run."""
     found: list[dict[str, str]] = []
     if spec.setup:
         once = hashlib.sha256(f"{job.snapshot}\0{spec.setup}".encode()).hexdigest()
         found.append({"name": "setup", "script": spec.setup, "once": once})
-    if spec.smoke and run.n == 1:
+    if spec.smoke and run.n == job.replaced_n + 1:
         found.append({"name": "smoke", "script": spec.smoke})
     return [*found, {"name": "run", "script": spec.run}]
 

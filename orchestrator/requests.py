@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from orchestrator import held
 from orchestrator.books import Verdict
 from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
 from orchestrator.store import Fenced, NoSuchJob, StoreBroken, StoreBusy, StoreError, StoreFull
@@ -138,6 +139,9 @@ def _apply_to_live(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[
         return {"ok": True, "id": old.id, "name": old.name, "run": old.run, "unchanged": True}
     if mode == "replace":
         return _replace(loop, old, wish, args)
+    if old.held_until is not None and old.held_until > loop.clock.utc() and old.cancel_at is None:
+        words = f"{old.name} failed and its machine is held: `apply --replace` goes on on it (same gpu and image)"
+        raise NotNow(f"{words}, `gpujob cancel {old.name}` releases it")
     if old.outcome is not None or old.cancel_at is not None:
         raise NotNow(f"{old.name} is still ending; `gpujob wait {old.name} --for released`, then apply again")
     edited = _live_edit(loop, old, wish)
@@ -167,6 +171,10 @@ def _replace(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[str, A
         _check_limits(loop, wish, args)
         loop.store.cancel(old.id, loop.clock.utc())
     elif old.held_until is not None:
+        rental = held.machine_for(loop, old, wish)
+        if rental is not None:
+            _check_limits(loop, wish, args)
+            return held.go_on(loop, old, wish, rental, fresh=bool(args.get("fresh")))
         loop.store.end_hold(old.id, loop.clock.utc())
     loop.touch(old.id)
     return None

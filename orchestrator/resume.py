@@ -16,6 +16,8 @@ INHERITED = 0  # run number of checkpoints taken over from an earlier job (`resu
 def accepted(facts: Facts, task: str) -> tuple[CheckpointRow, ...]:
     """The durable checkpoints that the next run of `task` may resume from."""
     rows = [c for c in facts.checkpoints if c.task == task and c.hash not in facts.passed_over]
+    if facts.job.fresh:
+        rows = [c for c in rows if c.n > facts.job.replaced_n]
     earlier = [a for a in facts.assignments if a.task == task]
     if not earlier:
         return tuple(c for c in rows if c.n == INHERITED)

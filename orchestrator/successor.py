@@ -79,7 +79,7 @@ def settle_lost(draft: Draft) -> None:
     last = max(facts.rentals, key=lambda r: r.rental.attempt)
     if last.rental.phase in (RentalPhase.LIVE, RentalPhase.INTENT):
         return
-    mine = [a for a in facts.assignments if a.rental == last.rental.id]
+    mine = [a for a in facts.assignments if a.rental == last.rental.id and a.n > facts.job.replaced_n]
     newest = max(mine, key=lambda a: a.n, default=None)
     if newest is not None and newest.exit is not None and newest.results_at is None:
         verdict = judge(facts, policy, last, newest)

@@ -78,7 +78,8 @@ def _retries_left(facts: Facts, policy: Policy, assignment: Assignment) -> bool:
     assert assignment.exit is not None
     if policy.retry_codes and assignment.exit.rc not in policy.retry_codes:
         return False
-    used = sum(1 for a in facts.assignments if a.task == assignment.task and a.n < assignment.n and counted(a))
+    since = facts.job.replaced_n
+    used = sum(1 for a in facts.assignments if a.task == assignment.task and since < a.n < assignment.n and counted(a))
     return used < policy.retry_max
 
 

@@ -67,8 +67,8 @@ def run_step(draft: Draft, rental: RentalFacts) -> None:
 
 
 def current(facts: Facts, rental: str) -> Assignment | None:
-    """The rental's newest assignment; None when it has none, or the last one is closed and wants a new run."""
-    mine = [a for a in facts.assignments if a.rental == rental]
+    """The rental's newest assignment; None when it has none, or the wish has changed since (`--replace` on a held one)."""
+    mine = [a for a in facts.assignments if a.rental == rental and a.n > facts.job.replaced_n]
     return max(mine, key=lambda a: a.committed_at, default=None)
 
 
@@ -127,6 +127,9 @@ def _assign(draft: Draft, rental: RentalFacts) -> None:
     if facts.job.outcome is not None:
         return
     why = ending(draft, rental)
+    if why in (SignalWhy.TTL, SignalWhy.BUDGET) and rental.rental.wanted_end > rental.rental.end:
+        draft.say("PROVISIONING", "its end is moved out first")  # nothing runs that would have to save before it
+        return
     if why is not None:
         stop_without_run(draft, rental, why)
         return
@@ -277,7 +280,8 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
     if facts.job.cancel_at is not None:
         draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled between two runs"))
         return
-    runs = sorted((a for a in facts.assignments if a.task == assignment.task), key=lambda a: a.n, reverse=True)
+    mine = (a for a in facts.assignments if a.task == assignment.task and a.n > facts.job.replaced_n)
+    runs = sorted(mine, key=lambda a: a.n, reverse=True)
     fruitless = 0
     for a in runs:
         if any(c.task == a.task and c.n == a.n for c in facts.checkpoints):

@@ -87,6 +87,7 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
     if ask.get("resume_from"):
         need_name(ask, "resume_from")
     digest = [{**stage, "script": hashlib.sha256(stage["script"].encode()).hexdigest()} for stage in stages]
+    need(ask, "code", str, "")
     hidden = ("epoch", "nonce", "secrets", "stages")
     kept = {key: value for key, value in ask.items() if key not in hidden}
     return {**kept, "stages": digest, "secret_names": sorted(ask.get("secrets", {}))}

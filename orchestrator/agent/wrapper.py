@@ -93,10 +93,15 @@ class Wrapper:
                 time.sleep(0.2)
 
     def make_folders(self) -> None:
-        """work/base from code/, once; the run's own folders; the checkpoint to resume from."""
+        """work/base from code/, once for each code; the run's own folders; the checkpoint to resume from."""
         at = self.run.folders()
         for name in ("data", "ckpt", "out"):
             os.makedirs(at[name], exist_ok=True)
+        code, mark = self.order.get("code") or "", at["base"] + ".code"
+        if code != read_text(mark).strip():  # the mark first: killed in between, the copy is made by the next run
+            shutil.rmtree(at["base"], ignore_errors=True)
+            os.makedirs(os.path.dirname(mark), exist_ok=True)
+            replace(mark, code.encode() + b"\n")
         if not os.path.isdir(at["base"]):
             self.copy(at["code"], at["base"])
         if self.order.get("resume_from") and self.order.get("resume_mode") == "folder":

@@ -173,7 +173,7 @@ def _ask(
     patience = client.ANSWER_WITHIN_S
     if mode == "replace":
         patience = REPLACE_WITHIN_S
-        say(f"{prepared.spec.name}: waiting until a live run of that name has saved and is released")
+        say(f"{prepared.spec.name}: a live run of that name saves and is released first; a held machine is gone on with")
     client.restart_older(home)
     with handed_over(home, values) as spool:
         wish = {
@@ -244,6 +244,7 @@ def answer_json(prepared: Prepared, answer: Mapping[str, Any]) -> dict[str, Any]
         "run": answer.get("run"),
         "unchanged": bool(answer.get("unchanged")),
         "edited": list(answer.get("edited") or ()),
+        "held_machine": answer.get("held"),
         "outcome": answer.get("outcome"),
         "worst_case": money_json(plan.worst_case, plan.currency, plan.play),
         "price_cap": money_json(plan.price_cap, plan.currency, plan.play),
@@ -261,6 +262,8 @@ def answer_text(prepared: Prepared, answer: Mapping[str, Any], follow: bool) -> 
         return f"{name}.{run} changed: {', '.join(answer['edited'])}"
     if answer.get("unchanged"):
         return f"{name}.{run} unchanged; `gpujob describe {name}` shows how it stands"
+    if answer.get("held"):
+        return f"{name}.{run} goes on on the machine that was held for it; `gpujob logs {name} -f` follows it"
     hint = "" if follow else f"; `gpujob logs {name} -f` follows it"
     return f"{name}.{run} applied ({answer.get('id')}); results: {prepared.results_dir or 'none'}{hint}"
 

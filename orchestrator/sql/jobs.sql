@@ -85,6 +85,17 @@ UPDATE jobs SET ttl_extra_s = ttl_extra_s + :extra_s WHERE id = :job AND termina
 -- name: edit_spec
 UPDATE jobs SET spec = :spec, spec_hash = :spec_hash, price_cap = :price_cap WHERE id = :job AND terminal_at IS NULL;
 
+-- The wish of a job whose machine is held is exchanged for a new one: the work is open again, its ttl counts from now.
+-- name: go_on
+UPDATE jobs SET spec = :spec, spec_hash = :spec_hash, snapshot = :snapshot, base_dir = :base_dir, owner = :owner,
+    price_cap = :price_cap, data_manifests = :data_manifests, results_dir = :results_dir, max_cost = :max_cost,
+    replaced_n = :replaced_n, fresh = :fresh, first_rental_at = :now, ttl_extra_s = 0, wait_since = NULL,
+    outcome = NULL, reason = NULL, detail = '', exit_code = NULL, outcome_at = NULL, held_until = NULL
+WHERE id = :job AND terminal_at IS NULL AND cancel_at IS NULL AND outcome = 'failed' AND held_until > :now;
+
+-- name: reopen_tasks
+UPDATE tasks SET outcome = NULL WHERE job = :job;
+
 -- name: set_results_dir
 UPDATE jobs SET results_dir = :folder WHERE id = :job;
 

@@ -153,6 +153,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
         "price_cap": _maybe(Decimal),
         "max_cost": _maybe(Decimal),
         "cancel_now": bool,
+        "fresh": bool,
         "outcome": _maybe(Outcome),
         "reason": _maybe(Reason),
     },

@@ -55,6 +55,20 @@ class Wishes(Decisions):
         with self.transaction():
             self._run("end_hold", job=job, now=now)
 
+    def go_on(self, wish: Job, replaced_n: int, fresh: bool, now: float) -> None:
+        """`--replace` on a held machine: the job gets the spec and files of `wish`, and its work is open again.
+
+        Runs up to `replaced_n` belong to what was replaced. `StoreError` unless the job failed and is held at `now`.
+        """
+        with self.transaction():
+            self._edit(
+                "go_on", wish.id, now, f"replaced on the held machine; run {replaced_n + 1} is the first of the new spec",
+                spec=text(wish.spec), spec_hash=wish.spec_hash, snapshot=wish.snapshot, base_dir=wish.base_dir,
+                owner=wish.owner, price_cap=money(wish.price_cap), data_manifests=text(wish.data_manifests),
+                results_dir=wish.results_dir, max_cost=money(wish.max_cost), replaced_n=replaced_n, fresh=fresh,
+            )  # fmt: skip
+            self._run("reopen_tasks", job=wish.id)
+
     def _edit(self, name: str, job: str, now: float, said: str, **values: Any) -> None:
         with self.transaction():
             if not self._run(name, job=job, now=now, **values):

@@ -34,6 +34,8 @@ CREATE TABLE jobs (
     results_dir    TEXT NOT NULL DEFAULT '',
     wait_since     REAL,
     max_cost       TEXT,
+    replaced_n     INTEGER NOT NULL DEFAULT 0,
+    fresh          INTEGER NOT NULL DEFAULT 0,
     UNIQUE (name, run)
 ) STRICT;
 -- One live run of a name: the same name is the same job.
