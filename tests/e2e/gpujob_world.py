@@ -245,16 +245,27 @@ class World:
             process.kill()
 
     def processes(self) -> dict[int, str]:
-        """Every process of this world but ourselves: pid -> command line."""
-        mark = str(self.base).encode()
-        found = {}
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == os.getpid():
-                continue
+        """Every process of this world but ourselves, pid -> command line: by the folder in its environment or
+        arguments, or as a descendant of such a one (an sshd session hides both)."""
+        mark, ours = str(self.base).encode(), os.getpid()
+        commands: dict[int, bytes] = {}
+        parents: dict[int, int] = {}
+        marked: set[int] = set()
+        for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
             with contextlib.suppress(OSError):
-                command = Path("/proc", entry, "cmdline").read_bytes()
-                if mark in command or mark in Path("/proc", entry, "environ").read_bytes():
-                    found[int(entry)] = command.replace(b"\0", b" ").decode("utf-8", "replace")
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+                parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                if mark in commands[pid] or mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    marked.add(pid)
+        marked.discard(ours)
+        found = {}
+        for pid in parents:
+            line, at = [], pid
+            while at in parents and at not in line:
+                line.append(at)
+                at = parents[at]
+            if pid != ours and marked.intersection(line) and commands[pid]:  # without a command line: a zombie
+                found[pid] = commands[pid].replace(b"\0", b" ").decode("utf-8", "replace").strip()
         return found
 
     def controller_pid(self) -> int:
