@@ -32,7 +32,9 @@ def test_a_second_controller_refuses_and_the_first_goes_on(tmp_path: Path) -> No
 def test_a_frozen_controller_looks_before_it_acts(tmp_path: Path) -> None:
     """Stopped longer than a loop may be late: the gap is noted, nothing of the machine's is harmed."""
     with World(tmp_path) as world:
-        late = "import orchestrator.clock as c, orchestrator.controller as m; c.LATE_S = 4.0; raise SystemExit(m.main())"
+        late = (
+            "import orchestrator.clock as c, orchestrator.controller as m; c.LATE_S = 4.0; raise SystemExit(m.main())"
+        )
         log = world.home.make().controller_log.open("ab")
         with log:
             world.started.append(subprocess.Popen([sys.executable, "-c", late], env=world.env, stdout=log, stderr=log))
