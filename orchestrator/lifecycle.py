@@ -107,10 +107,11 @@ def _live(draft: Draft, facts: RentalFacts) -> None:
         )
         draft.do(StoreQuiesced(rental.id))
         return
-    if draft.now >= rental.end:
+    end = min(rental.end, rental.wanted_end)
+    if draft.now >= end:
         draft.do(Release(rental.id, rental.end_reason, "its end has come"), "the end wins")
         return
-    draft.wake(rental.end)
+    draft.wake(end)
     if machine.connected and machine.proven and rental.ready_at is None:
         draft.do(StoreReady(rental.id), "first proven connection")
     _ends(draft, facts)
@@ -138,8 +139,9 @@ def _ends(draft: Draft, facts: RentalFacts) -> None:
         return
     here = machine.end_confirmed and machine.end is not None and _close(machine.end, rental.wanted_end)
     instance = facts.sight.instance
-    theirs = instance.ends_at if instance is not None and caps.server_ttl else rental.wanted_end
-    if not here or theirs is None or not _close(theirs, rental.wanted_end):
+    theirs = instance.ends_at if instance is not None and caps.server_ttl else None
+    # A provider that does not show its timer is believed: it is set before the machine's own, which confirms both
+    if not here or (theirs is not None and not _close(theirs, rental.wanted_end)):
         draft.do(MoveEnd(rental.id, rental.wanted_end), "a timer differs from the wanted end")
     elif rental.end != rental.wanted_end:
         draft.do(ConfirmEnd(rental.id), "every timer confirmed the end")
@@ -172,8 +174,11 @@ def _never_ready(draft: Draft, facts: RentalFacts) -> None:
     rental, machine = facts.rental, facts.machine
     waited = draft.now - (rental.create_sent_at or rental.created_at)
     draft.wake(draft.now + facts.caps.ready_within_s - waited)
-    if waited >= facts.caps.ready_within_s and machine.failures > 0:
-        detail = f"not reachable {int(waited)} s after the create: {machine.trouble or 'no answer'}"
+    instance = facts.sight.instance
+    nowhere = instance is not None and instance.endpoint is None  # seen by this process, and no address to try
+    if waited >= facts.caps.ready_within_s and (machine.failures > 0 or nowhere):
+        trouble = machine.trouble or ("no address" if nowhere else "no answer")
+        detail = f"not reachable {int(waited)} s after the create: {trouble}"
         draft.do(Release(rental.id, Reason.BAD_HOST, detail), "never became ready")
     elif "key not accepted" in machine.trouble and machine.failed_awake_s >= KEY_REFUSED_S:
         draft.do(Release(rental.id, Reason.BAD_HOST, "our key is not accepted"), "key refused")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from orchestrator.model import AgentCheckpoint, AgentRun, Machine, Rental, Sight, SignalWhy, Unknown
 from providers.base import Instance, Listing, Notice
 
+COUNT_MAX = 2**53
 RUN_STATES = ("queued", "setup", "smoke", "run", "exited")
 
 
@@ -149,7 +150,7 @@ def _run(row: Mapping[str, Any]) -> AgentRun | None:
     return AgentRun(
         state=state,
         stage=str(row.get("stage") or "")[:20],
-        rc=rc if isinstance(rc, int) and not isinstance(rc, bool) else None,
+        rc=rc if isinstance(rc, int) and not isinstance(rc, bool) and abs(rc) < 256 else None,
         signalled=SignalWhy(why) if why in list(SignalWhy) else None,
         dead=row.get("dead") is True,
         closed=row.get("closed") is True,
@@ -165,8 +166,8 @@ def _checkpoint(row: object) -> AgentCheckpoint | None:
     name, step, size = entry.get("name"), entry.get("step"), entry.get("bytes")
     if not isinstance(name, str) or not name or "/" in name or name in (".", "..") or len(name) > 255:
         return None
-    step = step if isinstance(step, int) else -1
-    size = size if isinstance(size, int) and size >= 0 else 0
+    step = step if isinstance(step, int) and 0 <= step < COUNT_MAX else -1
+    size = size if isinstance(size, int) and 0 <= size < COUNT_MAX else 0
     return AgentCheckpoint(name, step, size, entry.get("complete") is True, _number(entry.get("mtime")) or 0.0)
 
 
@@ -176,6 +177,8 @@ def _notice(row: Mapping[str, Any]) -> Notice | None:
 
 
 def _number(value: object) -> float | None:
+    if isinstance(value, int) and abs(value) >= COUNT_MAX:  # no float, and no column of the books, holds it
+        return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None

@@ -6,6 +6,7 @@ decision that lets the old one go was the first bug that simulation found in a c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from orchestrator import budget, placement, resume
@@ -63,7 +64,12 @@ def keep_end(draft: Draft, rental: RentalFacts) -> None:
     """Follow an edited ttl or budget, or money that came free: commit the reserve before any timer moves."""
     row = rental.rental
     start = row.create_sent_at or row.created_at
-    end, reason = end_for(draft.facts, draft.policy, row.offer, start, without=row.id)
+    unlimited = replace(draft.facts, limits_left=None)
+    end, reason = end_for(unlimited, draft.policy, row.offer, start, without=row.id)
+    if end > row.wanted_end:  # the config's limits hold back what grows; they never cut short what runs
+        limited, why = end_for(draft.facts, draft.policy, row.offer, start, without=row.id)
+        if limited < end:
+            end, reason = max(limited, row.wanted_end), why
     if abs(end - row.wanted_end) <= END_STEP_S:
         return
     late = max(end, row.end)  # a shorter end frees money only when every timer confirmed it

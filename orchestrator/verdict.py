@@ -66,11 +66,14 @@ def noticed(rental: RentalFacts) -> bool:
 
 
 def _machine_is_well(facts: Facts, rental: RentalFacts, since: float) -> bool:
-    """The provider was asked after the exit and shows it alive; or it could not be asked for a minute."""
+    """The provider was asked after the exit and shows it alive; or it could not be asked for a minute.
+
+    While nothing at all answers, the silence is ours and says nothing; nor could the machine be released then.
+    """
     sight = rental.sight
     if sight.got_at is not None and sight.got_at >= since and isinstance(sight.got, Instance):
         return True
-    return facts.now - since >= LOOK_PATIENCE_S
+    return not facts.cut_off and facts.now - since >= LOOK_PATIENCE_S
 
 
 def _retries_left(facts: Facts, policy: Policy, assignment: Assignment) -> bool:

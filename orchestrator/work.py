@@ -74,7 +74,8 @@ def current(facts: Facts, rental: str) -> Assignment | None:
 
 def _exit_of(run: AgentRun, now: float) -> Exit:
     rc = 137 if run.rc is None else run.rc
-    return Exit(run.stage or run.state, rc, run.ended or now, run.signalled, run.lost)
+    # By our own clock: what follows is compared with our looks at the provider, and a machine's clock may be hours off
+    return Exit(run.stage or run.state, rc, now, run.signalled, run.lost)
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
@@ -84,7 +85,8 @@ def save_at(facts: Facts, policy: Policy, rental: RentalFacts) -> float:
     """When saving must start so that the job's grace and the bytes still to bring home fit before the end."""
     row = rental.rental
     window = policy.grace_s + max(SAVE_MIN_S, facts.save_s)
-    return row.end - min(window, (row.end - row.created_at) / SAVE_SHARE)
+    end = min(row.end, row.wanted_end)  # a shortened one counts before its timers have confirmed it
+    return end - min(window, (end - row.created_at) / SAVE_SHARE)
 
 
 def ending(draft: Draft, rental: RentalFacts) -> SignalWhy | None:
@@ -257,7 +259,7 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
         draft.do(Look(row.id, "the run failed: is the machine well"), "a failure needs a machine that is well")
         draft.wake(draft.now + 1.0)
         return
-    if machine.connected and assignment.key in facts.checkpoints_left:
+    if machine.connected and assignment.key in facts.checkpoints_left and not facts.job.cancel_now:
         draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n), "the last checkpoints first")
         return
     if assignment.closed_at is None:
