@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -107,6 +108,7 @@ class Loop:
 
     def run(self) -> int:
         """Turn until stopped. Exit 0; 3 when a newer controller has taken the books over."""
+        self._forget_leftovers()
         try:
             while not self._stopping:
                 try:
@@ -125,6 +127,18 @@ class Loop:
             self.store.close()
             log.info("stopped")
         return 0
+
+    def _forget_leftovers(self) -> None:
+        """Secrets and keys of jobs that were over when the last controller died before it could remove them."""
+        jobs = {folder.name for folder in self.home.secrets("").glob("*")}
+        for folder in self.home.rental("").glob("*"):
+            with contextlib.suppress(StoreError):  # of other books: nothing that we may decide about
+                jobs.add(self.store.rental(folder.name).job)
+        for name in jobs:
+            with contextlib.suppress(StoreError):  # a verb's spool, which the verb removes itself
+                job = self.store.job(name)
+                if job.terminal_at is not None:
+                    self._finished(job)
 
     def _wait(self) -> list[Message]:
         """Everything that has arrived, after waiting for the first message or for what is due."""
