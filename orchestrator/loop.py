@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,17 @@ from orchestrator.books import Books, Verdict
 from orchestrator.clock import Clock, GapDetector, SystemClock
 from orchestrator.config import load_config
 from orchestrator.execute import Context, Executor
+from orchestrator.hearing import take_listing, take_word
 from orchestrator.home import Home
 from orchestrator.machine import Machines
 from orchestrator.messages import EventSeen, Listed, Lost, Message, Poke, ProgressSeen, Reached, Receipt, StatusSeen
-from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalPhase, Unknown
+from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalPhase
 from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
 from orchestrator.reconcile import reconcile
 from orchestrator.requests import answer, month_start
 from orchestrator.store import Fenced, OverBudget, Store, StoreBusy, StoreError, StoreFull
-from orchestrator.sweep import confirmed, strays
 from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
 from providers.base import Ref
@@ -82,7 +82,7 @@ class Loop:
         self.in_flight: set[str] = set()
         self.not_before: dict[str, float] = {}
         self._due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
-        self._stray_counts: dict[Ref, int] = {}
+        self.stray_counts: dict[Ref, int] = {}
         self._gaps = GapDetector(self.clock)
         self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
@@ -185,7 +185,7 @@ class Loop:
             if what in self._due:
                 self._due[what] = self.clock.boot() + FAULT_AGAIN_S
                 text = f"a fault of gpujob itself ({type(error).__name__}: {error}); controller.log has the details"
-                self._alarm(what, act.Alarm("fault", text))
+                self.alarm(what, act.Alarm("fault", text))
 
     def touch(self, job: str) -> None:
         """Something happened to the job: decide in this turn."""
@@ -214,9 +214,10 @@ class Loop:
     def _take(self, message: Message) -> None:
         match message:
             case Listed():
-                self._listed(message)
+                self._unsettled.discard((message.provider, message.account, message.region))
+                take_listing(self, message)
             case Reached() | StatusSeen() | Lost() | EventSeen() | ProgressSeen():
-                self._heard(message)
+                take_word(self, message)
             case Receipt():
                 self.in_flight.discard(f"{message.job}/{message.action.key}")
                 take_receipt(self, message)
@@ -224,97 +225,10 @@ class Loop:
             case Poke():
                 pass
 
-    def _listed(self, message: Listed) -> None:
-        region = (message.provider, message.account, message.region)
-        self._unsettled.discard(region)
-        unknown = isinstance(message.listing, Unknown)
-        if unknown:
-            self.observer.saw_dark(self.clock.boot())
-        else:
-            self.observer.saw_light()
-        for rental in self.store.open_rentals():
-            if region_of(rental) != region:
-                continue
-            seen = self.observer.of(rental.id)
-            before = seen.sight
-            seen.listed(rental, message.listing, message.began, self.clock.boot())
-            steady = replace(seen.sight, seen_at=None) == replace(before, seen_at=None)
-            if not steady or rental.phase is not RentalPhase.LIVE:
-                self.touch(rental.job)
-        if not unknown:
-            self._sweep(message)
-
-    def _sweep(self, message: Listed) -> None:
-        """Late births and forgotten machines of this deployment."""
-        assert not isinstance(message.listing, Unknown)
-        known = {r.id: r for r in (*self.store.open_rentals(), *self.store.tombstones(self.clock.utc()))}
-        found = strays(
-            message.listing, self.books.deployment, known, self.accounts.caps(message.provider).dead_statuses
-        )
-        for stray in confirmed(self._stray_counts, found):
-            rental = known.get(stray.rental)
-            text = f"{message.provider} {stray.ref.id} carries our tag"
-            if rental is None:
-                # Our books are lost, or the row is older than its tombstone: the user decides (audit, adopt, prune)
-                self._alarm("", act.Alarm("unknown-machine", f"{text}, but the books do not know it", stray.ref.id))
-                continue
-            self._alarm(rental.job, act.Alarm("late-birth", f"{text} of a rental that was gone", rental.id))
-            job = self.store.job(rental.job)
-            self.submit(job, act.Destroy(rental.id, stray.ref, Reason.ORPHAN), rental)
-
-    def _alarm(self, job: str, alarm: act.Alarm) -> None:
+    def alarm(self, job: str, alarm: act.Alarm) -> None:
+        """Tell the user, once an hour for the same thing."""
         if self.store.apply(job, [alarm], self.clock.utc()).alarms:
             log.warning("alarm", job=job, kind=alarm.kind, text=alarm.text)
-
-    def _heard(self, message: Reached | StatusSeen | Lost | EventSeen | ProgressSeen) -> None:
-        watched = self.machines.job_of(message.rental)
-        if watched is None:
-            return  # the last words of a watcher that was stopped
-        seen, now = self.observer.of(message.rental), self.clock.utc()
-        match message:
-            case Reached(status=status):
-                self.observer.saw_light()
-                seen.reached(status)
-            case StatusSeen(status=status):
-                seen.status(status)
-            case Lost():
-                if message.epoch_refused:
-                    self.step_aside(message.trouble)
-                seen.lost(message.trouble, message.tried_s, now, message.epoch_refused)
-                if seen.machine.failures == 1:
-                    log.info("lost", rental=message.rental, trouble=message.trouble)
-            case EventSeen(event=event):
-                self._event(watched, message.rental, event)
-                return
-            case ProgressSeen():
-                task, _, n = message.run.rpartition(".")
-                self.store.progress_seen(watched, task, int(n), now, step=message.step, total=message.total)
-                return
-        self.touch(watched)
-
-    def _event(self, job: str, rental: str, event: Mapping[str, Any]) -> None:
-        """Samples become the run's newest sample; the rest goes to the journal."""
-        now, kind = self.clock.utc(), str(event.get("t", ""))[:20]
-        run = str(event.get("run", ""))
-        if kind == "sample":
-            current = [a for a in self.store.assignments(job) if a.rental == rental]
-            if current:
-                last = max(current, key=lambda a: a.n)
-                self.store.progress_seen(job, last.task, last.n, now, sample=event)
-        elif kind in ("stage", "checkpoint", "notice", "signal", "exit", "saving", "ending"):
-            words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
-            self.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
-            self._stage(job, rental, run, event)
-        if kind in ("exit", "notice") or run:
-            self.touch(job)
-
-    def _stage(self, job: str, rental: str, key: str, event: Mapping[str, Any]) -> None:
-        """What people read as SETUP or RUNNING; only of a run that we ordered there."""
-        if event.get("t") != "stage" or event.get("state") != "start":
-            return
-        for run in self.store.assignments(job):
-            if run.key == key and run.rental == rental:
-                self.store.progress_seen(job, run.task, run.n, self.clock.utc(), phase=str(event.get("stage"))[:20])
 
     def step_aside(self, why: str) -> None:
         """A machine has met a newer controller: ours are old books. Decide nothing more; nothing is harmed."""

@@ -1,0 +1,122 @@
+"""What listings and machines say, into the memory of what was seen and the books. Runs in the loop's thread.
+
+A machine is a stranger's: it is believed about itself only, so a run counts when it was committed on that rental.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestrator import actions as act
+from orchestrator.accounts import region_of
+from orchestrator.messages import EventSeen, Listed, Lost, ProgressSeen, Reached, StatusSeen
+from orchestrator.model import Assignment, Reason, RentalPhase, Unknown
+from orchestrator.sweep import confirmed, strays
+
+if TYPE_CHECKING:
+    from orchestrator.loop import Loop
+
+TOLD = ("stage", "checkpoint", "notice", "signal", "exit", "saving", "ending")  # events that a timeline shows
+
+log = structlog.get_logger()
+
+
+# --- the provider's word ----------------------------------------------------------------------------------------------
+
+
+def take_listing(loop: Loop, message: Listed) -> None:
+    """One listing: evidence about every open rental of that account and region, and about strays."""
+    region = (message.provider, message.account, message.region)
+    if isinstance(message.listing, Unknown):
+        loop.observer.saw_dark(loop.clock.boot())
+    else:
+        loop.observer.saw_light()
+    for rental in loop.store.open_rentals():
+        if region_of(rental) != region:
+            continue
+        seen = loop.observer.of(rental.id)
+        before = seen.sight
+        seen.listed(rental, message.listing, message.began, loop.clock.boot())
+        steady = replace(seen.sight, seen_at=None) == replace(before, seen_at=None)
+        if not steady or rental.phase is not RentalPhase.LIVE:
+            loop.touch(rental.job)
+    _sweep(loop, message)
+
+
+def _sweep(loop: Loop, message: Listed) -> None:
+    """Late births and forgotten machines of this deployment."""
+    if isinstance(message.listing, Unknown):
+        return
+    known = {r.id: r for r in (*loop.store.open_rentals(), *loop.store.tombstones(loop.clock.utc()))}
+    dead = loop.accounts.caps(message.provider).dead_statuses
+    found = strays(message.listing, loop.books.deployment, known, dead)
+    for stray in confirmed(loop.stray_counts, found):
+        rental = known.get(stray.rental)
+        text = f"{message.provider} {stray.ref.id} carries our tag"
+        if rental is None:
+            # Our books are lost, or the row is older than its tombstone: the user decides (audit, adopt, prune)
+            loop.alarm("", act.Alarm("unknown-machine", f"{text}, but the books do not know it", stray.ref.id))
+            continue
+        loop.alarm(rental.job, act.Alarm("late-birth", f"{text} of a rental that was gone", rental.id))
+        loop.submit(loop.store.job(rental.job), act.Destroy(rental.id, stray.ref, Reason.ORPHAN), rental)
+
+
+# --- the machine's word -----------------------------------------------------------------------------------------------
+
+
+def take_word(loop: Loop, message: Reached | StatusSeen | Lost | EventSeen | ProgressSeen) -> None:
+    """What a watcher heard from its machine, or that it hears nothing."""
+    job = loop.machines.job_of(message.rental)
+    if job is None:
+        return  # the last words of a watcher that was stopped
+    seen, now = loop.observer.of(message.rental), loop.clock.utc()
+    match message:
+        case Reached(status=status):
+            loop.observer.saw_light()
+            seen.reached(status)
+        case StatusSeen(status=status):
+            seen.status(status)
+        case Lost():
+            if message.epoch_refused:
+                loop.step_aside(message.trouble)
+            seen.lost(message.trouble, message.tried_s, now, message.epoch_refused)
+            if seen.machine.failures == 1:
+                log.info("lost", rental=message.rental, trouble=message.trouble)
+        case EventSeen(event=event):
+            _event(loop, job, message.rental, event)
+            return
+        case ProgressSeen():
+            run = _run_of(loop, job, message.rental, message.run)
+            if run is not None:
+                loop.store.progress_seen(job, run.task, run.n, now, step=message.step, total=message.total)
+            return
+    loop.touch(job)
+
+
+def _run_of(loop: Loop, job: str, rental: str, key: str) -> Assignment | None:
+    """The run of that name, if it was committed on this very rental."""
+    return next((a for a in loop.store.assignments(job) if a.key == key and a.rental == rental), None)
+
+
+def _event(loop: Loop, job: str, rental: str, event: Mapping[str, Any]) -> None:
+    """Samples become the run's newest sample; the rest goes to the journal."""
+    now, kind = loop.clock.utc(), str(event.get("t", ""))[:20]
+    key = str(event.get("run", ""))
+    if kind == "sample":
+        current = [a for a in loop.store.assignments(job) if a.rental == rental]
+        if current:
+            last = max(current, key=lambda a: a.n)
+            loop.store.progress_seen(job, last.task, last.n, now, sample=event)
+    elif kind in TOLD:
+        words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
+        loop.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
+        run = _run_of(loop, job, rental, key)
+        if kind == "stage" and event.get("state") == "start" and run is not None:
+            # What people read as SETUP or RUNNING
+            loop.store.progress_seen(job, run.task, run.n, now, phase=str(event.get("stage"))[:20])
+    if kind in ("exit", "notice") or key:
+        loop.touch(job)
