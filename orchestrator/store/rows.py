@@ -6,6 +6,7 @@ A dataclass's field is its column; a field without a column, or the reverse, is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -183,7 +184,14 @@ _FIELDS: dict[type[Any], tuple[str, ...]] = {cls: _names(cls) for cls in _CONVER
 
 
 def build(cls: type[T], row: Any) -> T:
-    """A row as `cls`; columns that are only the store's own are left aside."""
+    """A row as `cls`; columns that are only the store's own are left aside. Equal rows give the same frozen value."""
+    key: Any = cls
+    found: T = _built(key, row)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)  # a turn of the loop reads the same few rows again; parsing them was half its time
+def _built(cls: Any, row: Any) -> Any:
     convert = _CONVERT[cls]
     values = {name: row[name] for name in _FIELDS[cls]}
     for name, one in convert.items():
