@@ -14,7 +14,7 @@ from orchestrator.cli import commands, exits
 from orchestrator.cli.exits import CliError
 
 #: These neither read the books nor need a controller, or are about the controller itself.
-_NO_WAKE = frozenset({"completion", "controller", "schema", "init"})
+_NO_WAKE = frozenset({"breakeven", "completion", "controller", "estimate", "init", "schema"})
 
 
 def usage() -> str:
