@@ -80,4 +80,9 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A normal exit would wait for worker threads, one of which may hang in a provider's call or a long transfer;
+    # leaving them is as safe as being killed, which every effect has to bear anyway
+    os._exit(code)

@@ -14,7 +14,7 @@ import structlog
 from orchestrator import actions as act
 from orchestrator.accounts import region_of
 from orchestrator.messages import EventSeen, Listed, Lost, ProgressSeen, Reached, StatusSeen
-from orchestrator.model import Assignment, Reason, RentalPhase, Unknown
+from orchestrator.model import Assignment, Reason, RentalPhase, Sight, Unknown
 from orchestrator.sweep import confirmed, strays
 
 if TYPE_CHECKING:
@@ -41,10 +41,15 @@ def take_listing(loop: Loop, message: Listed) -> None:
         seen = loop.observer.of(rental.id)
         before = seen.sight
         seen.listed(rental, message.listing, message.began, loop.clock.boot())
-        steady = replace(seen.sight, seen_at=None) == replace(before, seen_at=None)
+        steady = _lasting(seen.sight) == _lasting(before)
         if not steady or rental.phase is not RentalPhase.LIVE:
             loop.touch(rental.job)
     _sweep(loop, message)
+
+
+def _lasting(sight: Sight) -> Sight:
+    """What a decision about a live machine can depend on: not how often the same was seen."""
+    return replace(sight, seen_at=None, others_absent_count=0)
 
 
 def _sweep(loop: Loop, message: Listed) -> None:

@@ -67,8 +67,8 @@ class Loop:
         self.home, self.clock = home, clock or SystemClock()
         self._messages = messages
         self.config = load_config(home)
-        self.books = Books(home, known_deployment=_deployment_in(home))
         seen = _what_books_say(home)
+        self.books = Books(home, known_deployment=seen[1])
         self.verdict = self.books.check(*seen)
         epoch = self.books.next_epoch(int(self.clock.utc() * 1000), seen[0])
         self.store = Store.open_writer(home, epoch, outside=self.books)
@@ -158,6 +158,7 @@ class Loop:
 
     def turn(self, messages: list[Message]) -> None:
         """One turn of the loop."""
+        self.store.check_place()
         gap = self._gaps.look(self._meant_at)
         if gap is not None:
             self._after_gap(str(gap))
@@ -167,6 +168,8 @@ class Loop:
             answer(self, request)
         rentals = self.store.open_rentals()
         self.accounts.list_due(rentals, self.store.tombstones(self.clock.utc()))
+        if self.doubtful:
+            self.accounts.list_everywhere()
         self._bill(rentals)
         self._settle()
         now = self.clock.boot()
@@ -186,6 +189,16 @@ class Loop:
                 self._due[what] = self.clock.boot() + FAULT_AGAIN_S
                 text = f"a fault of gpujob itself ({type(error).__name__}: {error}); controller.log has the details"
                 self.alarm(what, act.Alarm("fault", text))
+
+    @property
+    def doubtful(self) -> bool:
+        """The books are old or new where there were others: nothing is decided but what the user said since."""
+        return self.verdict is not Verdict.OK
+
+    def trust(self) -> None:
+        """The user has accepted the books: decide again, after a look at everything."""
+        self.verdict = Verdict.OK
+        self._after_gap("the books were accepted")
 
     def touch(self, job: str) -> None:
         """Something happened to the job: decide in this turn."""
@@ -289,7 +302,7 @@ class Loop:
 
     def decide(self, job_id: str) -> None:
         """Decide about one job until its decisions write nothing more."""
-        if self.fenced or self.verdict is not Verdict.OK:
+        if self.fenced or (self.doubtful and self.store.job(job_id).reason is not Reason.ORPHAN):
             self._due[job_id] = self.clock.boot() + 60.0
             return
         for _ in range(ROUNDS):
@@ -445,7 +458,3 @@ def _what_books_say(home: Home) -> tuple[int, str, int]:
             return reader.stored_epoch(), reader.deployment(), reader.count_rentals()
     except (StoreMissing, StoreTooOld):
         return 0, "", 0
-
-
-def _deployment_in(home: Home) -> str:
-    return _what_books_say(home)[1]

@@ -73,3 +73,17 @@ def test_listings_that_fail_are_no_evidence(tmp_path: Path) -> None:
         (faults / "list-broken").unlink()
         assert world.wait("blind").outcome is Outcome.DONE
         world.assert_clean("blind")
+
+
+def test_a_stop_does_not_wait_for_a_provider_that_hangs(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        faults = world.faulty()
+        (faults / "create-hang").touch()
+        world.apply(world.spec("hung", "echo ran", providers=["faulty"]))
+        world.until(lambda: (faults / "first").exists(), "the create hangs")
+        assert world.json("controller", "stop")["stopped"] is True
+        world.until(lambda: world.controller_pid() == 0, "the controller is gone while its call hangs", timeout=10.0)
+        (faults / "create-hang").unlink()
+        world.start_controller()
+        assert world.wait("hung").outcome is Outcome.DONE
+        assert len(world.rentals("hung")) == 1
