@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -18,10 +20,10 @@ from orchestrator import actions as act
 from orchestrator.accounts import Accounts
 from orchestrator.execute import Context, Executor, perform
 from orchestrator.home import Home
-from orchestrator.loop import Loop
+from orchestrator.loop import TURN_S, Loop
 from orchestrator.messages import Listed, Message, Receipt
 from orchestrator.model import Unknown
-from orchestrator.store import Fenced
+from orchestrator.store import Fenced, StoreError
 from providers.base import Provider
 from providers.errors import ProviderError
 
@@ -129,6 +131,22 @@ class SimExecutor(Executor):
         pass  # no threads were started
 
 
+class WatchedLoop(Loop):
+    """The real loop; a bug that it survives is still a bug here."""
+
+    def _guarded(self, what: str, call: Callable[[Any], None], argument: Any) -> None:
+        super()._guarded(what, functools.partial(self._told, call), argument)
+
+    def _told(self, call: Callable[[Any], None], argument: Any) -> None:
+        try:
+            call(argument)
+        except StoreError:
+            raise
+        except Exception:
+            self._messages.world.oracle.broken("NoFaults", "controller", traceback.format_exc(limit=-4))  # type: ignore[attr-defined]
+            raise
+
+
 class Controller:
     """One life of the controller: from its start to its death."""
 
@@ -142,7 +160,7 @@ class Controller:
         self._timer: Timer | None = None
         self._in_turn = False
         silence()
-        self.loop = Loop(
+        self.loop = WatchedLoop(
             home,
             self,  # type: ignore[arg-type]
             clock,
@@ -199,7 +217,9 @@ class Controller:
         self.world.oracle.after_turn(self)
         wait = min(self.loop.due_at(), self.loop.accounts.next_due()) - self.clock.boot()
         limit = IDLE_TURN_S if self.loop.observer.settled else UNSETTLED_TURN_S
-        self.kick(max(0.02, min(wait, limit)))
+        pause = max(0.02, min(wait, limit))
+        self.loop._meant_at = self.clock.boot() + pause + TURN_S
+        self.kick(pause)
 
     def kill(self, restart: bool = True) -> None:
         """SIGKILL."""

@@ -7,7 +7,7 @@ the real mirror (`orchestrator.mirror`), parts first and manifest last.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim_box import Box
@@ -30,7 +30,7 @@ from orchestrator.mirror import (
     prune,
     to_bytes,
 )
-from orchestrator.model import CheckpointRow, Facts, Job, Reason, RentalFacts
+from orchestrator.model import CheckpointRow, Facts, Job, Reason, Rental, RentalFacts
 from orchestrator.ssh_errors import AgentRefused, TransferError, Unreachable
 from orchestrator.ssh_files import write_private
 from orchestrator.watch import CONNECT_S, RETRY_FIRST_S, RETRY_MAX_S, SILENCE_S
@@ -169,7 +169,7 @@ class SimMachines:
         for rental in list(self.links):
             self.unwatch(rental)
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: Job, rentals: Iterable[Rental]) -> None:
         pass  # no secrets here
 
     def explain(self, job: Job, write: act.SetOutcome, facts: Facts) -> act.SetOutcome:
@@ -274,7 +274,7 @@ class SimMachines:
         pruned = [self._row(m) for m in prune(self.home, job.id, run.task, keep, protected)]
         self.world.oracle.mirror_changed(self.home, job.id, run.task)
         seen = {(run.key, c.name, 1000 + c.step, c.begun) for c in complete}
-        return {"rows": rows, "pruned": pruned, "mirrored": seen, "rate": None}
+        return {"rows": rows, "pruned": pruned, "mirrored": seen, "rate": None, "words": []}
 
     def _store(self, job: str, task: str, n: int, name: str, step: int, parent: str | None) -> CheckpointRow:
         """Parts, then the manifest."""
@@ -316,5 +316,5 @@ class SimMachines:
             raise TransferError("rsync: connection reset", code=12)
         if effect.final:
             self.world.results[context.job.id] = (box.id, run.key)
-            return {"environment": {}, "folder": "", "rate": None}
+            return {"environment": {}, "folder": "", "rate": None, "words": []}
         return {"rate": None, "bytes_left": 0}
