@@ -42,6 +42,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "extend": ("move a job's hard end", "change"),
     "wait": ("wait for a job's outcome or release", "change"),
     "providers": ("who can be asked for machines, and how they differ", "providers"),
+    "offers": ("what can be rented now, cheapest first", "offers"),
     "estimate": ("the GPU memory that a model needs, and the cards that hold it", "estimate"),
     "breakeven": ("from which use on owning is cheaper than renting", "breakeven"),
     "secret": ("set, list and remove secrets: secret set|ls|rm", "secret"),
@@ -52,7 +53,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare offers login host audit adopt prune forget report diagnose diff top".split())
+LATER = frozenset("compare login host audit adopt prune forget report diagnose diff top".split())
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {

@@ -17,14 +17,14 @@ from orchestrator.cli import exits, specs
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.output import print_json
+from orchestrator.cli.quotes import configured, quotes
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
     from orchestrator.config import Config
-    from orchestrator.planning import Plan, Quote
+    from orchestrator.planning import Plan
     from orchestrator.snapshot import Snapshot
-    from providers.base import Offer
 
 RESULTS = "gpujob-results"
 
@@ -91,10 +91,11 @@ def show(prepared: list[Prepared], output: str) -> None:
 def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     """Freeze the workdir, ask for offers, and work the plan out."""
     from jobspecs.schema import spec_hash, to_document
-    from orchestrator.planning import make_plan
+    from orchestrator.planning import ask_for, make_plan
+    from orchestrator.policy import ask_of
 
     spec = loaded.spec
-    names = provider_names(spec, config)
+    names, ask = provider_names(spec, config), ask_of(spec)
     document = to_document(spec)
     return Prepared(
         loaded=loaded,
@@ -106,7 +107,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
             spec,
             document,
             origins_of(loaded, config),
-            tuple(quote(home, config, name, spec) for name in names),
+            quotes(home, config, {name: ask_for(ask, name) for name in names}),
             resting(home),
             names,
         ),
@@ -126,7 +127,7 @@ def origins_of(loaded: specs.Loaded, config: Config) -> dict[str, str]:
 
 def provider_names(spec: JobSpec, config: Config) -> tuple[str, ...]:
     """Who may be asked: the spec's providers, else every configured one, never `local`. Raises CliError for none."""
-    names = spec.providers or tuple(name for name in config.providers if name != "local")
+    names = spec.providers or configured(config)
     if not names:
         raise CliError(
             "no provider is configured, and the spec names none",
@@ -134,49 +135,6 @@ def provider_names(spec: JobSpec, config: Config) -> tuple[str, ...]:
             next="`providers: [local]` or --provider local runs it on this computer; `gpujob providers` lists others",
         )
     return tuple(names)
-
-
-def quote(home: Home, config: Config, name: str, spec: JobSpec) -> Quote:
-    """What one provider offers now, else its last known prices; its trouble in words, never an exception of it."""
-    from orchestrator.planning import Quote, ask_for
-    from orchestrator.policy import ask_of
-    from providers.errors import ProviderError
-    from providers.registry import get_provider
-
-    ask, now = ask_for(ask_of(spec), name), time.time()
-    try:
-        provider = get_provider(name, provider_config(home, config, name))
-    except ProviderError as error:
-        raise CliError(str(error), where="providers", next="gpujob providers", code=exits.USAGE) from error
-    if ask is None:
-        return Quote(name, (), now, "the spec asks for regions of other providers", caps=provider.caps)
-    try:
-        return Quote(name, tuple(provider.offers(ask)), now, caps=provider.caps)
-    except ProviderError as error:
-        stored = _stored(home, name, ask)
-        if stored is None:
-            return Quote(name, (), now, f"{error.kind}: {error}", caps=provider.caps)
-        at, offers = stored
-        return Quote(name, offers, at, f"{error.kind}: {error}", stored=True, caps=provider.caps)
-
-
-def provider_config(home: Home, config: Config, name: str) -> Any:
-    """What the registry hands to an adapter; no verb creates machines, so the deployment is not needed here."""
-    from jobspecs.gpu_table import GPU_CLASSES
-    from providers.base import GpuRow, ProviderConfig
-
-    gpus = tuple(GpuRow(gpu.name, gpu.vram_gb) for gpu in GPU_CLASSES)
-    return ProviderConfig("plan", home.state, gpus, config.providers.get(name, {}))
-
-
-def _stored(home: Home, provider: str, ask: Any) -> tuple[float, tuple[Offer, ...]] | None:
-    if not home.database.exists():
-        return None
-    from orchestrator.cli.reading import reader
-    from orchestrator.store.rows import plain, text
-
-    with reader(home) as store:
-        return store.prices(provider, text(plain(ask)))
 
 
 def resting(home: Home) -> dict[str, str]:

@@ -141,12 +141,15 @@ def offer_json(offer: Offer, play: bool) -> dict[str, Any]:
         "region": offer.region,
         "gpu": offer.gpu or None,
         "gpu_count": offer.gpu_count,
+        "vram_gb": offer.vram_gb or None,
         "stand_in": offer.stand_in,
         "cpus": offer.cpus,
         "memory": offer.memory,
         "disk": offer.disk,
         "spot": offer.spot,
         "hourly": money_json(offer.hourly, offer.currency, play),
+        "min_billing_s": offer.min_billing_s,
+        "billing_step_s": offer.billing_step_s,
     }
 
 

@@ -17,7 +17,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List every registered provider; one that cannot be loaded is a line with its reason."""
-    from orchestrator.cli.plan import provider_config
+    from orchestrator.cli.quotes import provider_config
     from orchestrator.config import load_config
     from orchestrator.planning import timers
     from providers.errors import ProviderError

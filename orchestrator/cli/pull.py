@@ -139,7 +139,7 @@ def _from_machine(home: Home, view: View, rental: Rental, glob: str, dest: Path)
 
 def data_mount(home: Home, rental: Rental) -> str:
     """The folder of the data disk on the machine; empty for the login's home."""
-    from orchestrator.cli.plan import provider_config
+    from orchestrator.cli.quotes import provider_config
     from orchestrator.config import load_config
     from providers.registry import get_provider
 

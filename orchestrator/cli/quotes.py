@@ -1,0 +1,96 @@
+"""Asking providers for prices: all at once, each with its own trouble, and the last known prices where one fails.
+
+Rules: reads only. One provider's failure, whatever it is, is a line of text and hides no other's offers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli import exits
+from orchestrator.cli.exits import CliError
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+    from orchestrator.home import Home
+    from orchestrator.planning import Quote
+    from providers.base import Ask, Offer
+
+MOST_AT_ONCE = 16  # there are fewer providers than this; each waits for its own network
+
+
+def quotes(home: Home, config: Config, asks: Mapping[str, Ask | None]) -> tuple[Quote, ...]:
+    """What each provider offers to its ask now, else its last known prices; None asks nothing of it.
+
+    Raises CliError for a name that no provider has.
+    """
+    from providers.registry import UnknownProvider, names
+
+    known = names()
+    for name in asks:
+        if name not in known:
+            from providers.registry import get_provider
+
+            try:
+                get_provider(name, provider_config(home, config, name))
+            except UnknownProvider as error:
+                raise CliError(str(error), where="providers", next="gpujob providers", code=exits.USAGE) from error
+    with ThreadPoolExecutor(MOST_AT_ONCE, "quotes") as pool:
+        return tuple(pool.map(lambda name: _quote(home, config, name, asks[name]), asks))
+
+
+def _quote(home: Home, config: Config, name: str, ask: Ask | None) -> Quote:
+    from orchestrator import prices
+    from orchestrator.planning import Quote
+    from providers.errors import ProviderError
+    from providers.registry import get_provider
+
+    now, caps = time.time(), None
+    try:
+        provider = get_provider(name, provider_config(home, config, name))
+        caps = provider.caps
+        if ask is None:
+            return Quote(name, (), now, "the spec asks for regions of other providers", caps=caps)
+        offers = tuple(provider.offers(ask))
+    except ProviderError as error:
+        trouble = f"{error.kind}: {error}"
+    except Exception as error:  # a plugin may raise anything; the others' offers are still good
+        trouble = f"a bug in the provider: {type(error).__name__}: {error}"
+    else:
+        prices.remember(home, name, ask, offers, now)
+        return Quote(name, offers, now, caps=caps)
+    stored = _stored(home, name, ask) if ask is not None else None
+    if stored is None:
+        return Quote(name, (), now, trouble, caps=caps)
+    return Quote(name, stored[1], stored[0], trouble, stored=True, caps=caps)
+
+
+def provider_config(home: Home, config: Config, name: str) -> Any:
+    """What the registry hands to an adapter; no verb creates machines, so the deployment is not needed here."""
+    from jobspecs.gpu_table import GPU_CLASSES
+    from providers.base import GpuRow, ProviderConfig
+
+    gpus = tuple(GpuRow(gpu.name, gpu.vram_gb) for gpu in GPU_CLASSES)
+    return ProviderConfig("plan", home.state, gpus, config.providers.get(name, {}))
+
+
+def _stored(home: Home, provider: str, ask: Ask) -> tuple[float, tuple[Offer, ...]] | None:
+    """The newest kept answer, of this computer's verbs or of the controller."""
+    from orchestrator import prices
+
+    mine = prices.recall(home, provider, ask)
+    theirs = None
+    if home.database.exists():
+        from orchestrator.cli.reading import reader
+
+        with reader(home) as store:
+            theirs = store.prices(provider, prices.key_of(ask))
+    return max((known for known in (mine, theirs) if known is not None), key=lambda known: known[0], default=None)
+
+
+def configured(config: Config) -> tuple[str, ...]:
+    """Who may be asked where nobody is named: every configured provider, never `local`."""
+    return tuple(name for name in config.providers if name != "local")
