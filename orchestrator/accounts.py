@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import structlog
+
 from orchestrator.clock import Clock
 from orchestrator.home import Home
 from orchestrator.messages import Listed, Message
@@ -17,6 +19,8 @@ from providers.registry import get_provider
 LIST_EVERY_S = 30.0  # steady state: every open machine is also watched over its own connection
 LIST_SOON_S = 2.0  # while something is being born or released
 SWEEP_EVERY_S = 300.0  # accounts with tombstones only: late births
+
+log = structlog.get_logger()
 
 Region = tuple[str, str, str]  # provider, account, region
 
@@ -78,6 +82,19 @@ class Accounts:
                 except ProviderError as error:  # its package or settings went while machines are open: said, not fatal
                     unknown = Unknown(str(error), self._clock.utc())
                     self._post(Listed(*region, self._clock.utc(), unknown))
+
+    def list_everywhere(self) -> None:
+        """While the books are in doubt: all accounts, now and then, so that what they do not know is alarmed."""
+        now = self._clock.boot()
+        for name in (*self.configured, "local"):
+            try:
+                provider = self.get(name)
+                for region in ((name, provider.account, each) for each in provider.regions()):
+                    if now - self._due.get(region, -1e12) >= SWEEP_EVERY_S:
+                        self._due[region] = now
+                        self._watch(region).ask()
+            except ProviderError as error:
+                log.warning("not listed", provider=name, error=str(error))
 
     def list_now(self) -> None:
         """Forget when the last listings were: all are due."""

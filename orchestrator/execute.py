@@ -24,6 +24,7 @@ from orchestrator.messages import Message, Receipt
 from orchestrator.mirror import CheckpointError
 from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Unknown
 from orchestrator.publish import ResultsError
+from orchestrator.records import keep_rental
 from orchestrator.snapshot import SnapshotError
 from orchestrator.ssh_errors import AgentRefused, SshError
 from orchestrator.taps import tap
@@ -154,6 +155,7 @@ class Executor:
             rental=rental.id,
         )
         key = ssh.new_key(self._home.rental(rental.id))
+        keep_rental(self._home, rental)
         tag = Tag(self._deployment, rental.id, job.id, job.owner)
         boot = Boot(hook, key, image=context.policy.ask.image, disk=context.policy.ask.disk_min)
         return {"instance": provider.create(rental.offer, tag, rental.end, boot)}

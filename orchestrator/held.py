@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import lifecycle, secrets
 from orchestrator.model import Job, Machine, Outcome, Policy, Rental, RentalPhase
 from orchestrator.policy import policy_of
+from orchestrator.records import keep_job
 from orchestrator.successor import USEFUL_S, end_for
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def go_on(loop: Loop, old: Job, wish: Mapping[str, Any], rental: Rental, *, fres
     new = _merged(old, wish)
     runs = loop.store.assignments(old.id)
     loop.store.go_on(new, max((run.n for run in runs), default=0), fresh, loop.clock.utc())
+    keep_job(loop.home, loop.store.job(old.id))
     _take_secrets(loop, str(wish.get("spool") or ""), old.id)
     if new.snapshot != old.snapshot:
         shutil.rmtree(loop.home.job(old.id) / "code", ignore_errors=True)  # made again from the new snapshot

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestrator import held
-from orchestrator.books import Verdict
+from orchestrator import adoption, held
+from orchestrator.doubt import DOUBTS
 from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
+from orchestrator.records import keep_job
 from orchestrator.store import Fenced, NoSuchJob, StoreBroken, StoreBusy, StoreError, StoreFull
 from orchestrator.store.rows import Request
 from orchestrator.successor import deadline, end_for
@@ -57,6 +58,8 @@ def answer(loop: Loop, request: Request) -> None:
         said = {"ok": False, "error": f"{request.verb}: {type(error).__name__}: {error}", "code": 2}
     if said is None:
         return
+    if said.get("accepted"):
+        adoption.accept(loop)  # after the commit: a crash in between leaves books that are still in doubt
     if not said.get("ok"):
         with loop.store.transaction():  # the refused change was rolled back as a whole
             loop.store.answer(request.id, said, loop.clock.utc())
@@ -109,14 +112,20 @@ def _extend(loop: Loop, args: Mapping[str, Any]) -> Answer:
     return {"ok": True, "end": end, "binds": str(binds)}
 
 
+def _refuse_doubt(loop: Loop) -> None:
+    """Nothing is rented while machines may run that the books do not know."""
+    if loop.doubtful:
+        words = f"{DOUBTS[loop.verdict]}: machines may run that they do not know, so nothing is rented"
+        raise NotNow(f"{words}; `gpujob audit` finds them, then adopt or prune them", 3)
+
+
 # --- apply ------------------------------------------------------------------------------------------------------------
 
 
 def _apply(loop: Loop, args: Mapping[str, Any]) -> Answer:
     """A new job, an edit of a live one, or the answer of a finished one."""
     wish, mode = args["job"], str(args.get("mode", "new"))
-    if loop.verdict is not Verdict.OK:
-        raise NotNow(f"the books are {loop.verdict}: machines may run that they do not know; nothing is rented", 3)
+    _refuse_doubt(loop)
     old = _newest(loop, str(wish["name"]))
     if old is not None and old.terminal_at is None:
         return _apply_to_live(loop, old, wish, args, mode)
@@ -159,6 +168,7 @@ def _live_edit(loop: Loop, old: Job, wish: Mapping[str, Any]) -> list[str]:
         what = ", ".join(needs_replace)
         raise NotNow(f"{old.name} is running and {what} changed: `apply --replace` starts it anew from its checkpoints")
     loop.store.edit_spec(old.id, wish["spec"], str(wish["spec_hash"]), _money(wish.get("price_cap")), loop.clock.utc())
+    keep_job(loop.home, loop.store.job(old.id))
     loop.touch(old.id)
     return list(applicable)
 
@@ -253,6 +263,7 @@ def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:
         max_cost=_money(wish.get("max_cost")),
     )
     _take_secrets(loop, str(wish.get("spool") or ""), job.id)
+    keep_job(loop.home, job)
     loop.store.add_job(job, [Task(job.id, "t0")])
     if inherit is not None:
         for row in loop.machines.inherit(inherit, job, loop.store.checkpoints(inherit.id)):
@@ -270,6 +281,7 @@ def _take_secrets(loop: Loop, spool: str, job: str) -> None:
 
 def _resume(loop: Loop, args: Mapping[str, Any]) -> Answer:
     """A new run of a job that ended without success, from its durable checkpoints."""
+    _refuse_doubt(loop)
     old = loop.store.job(str(args["job"]))
     if old.terminal_at is None:
         raise NotNow(f"{old.name} is not over; `gpujob extend {old.name} TIME` moves its end")
@@ -315,4 +327,7 @@ VERBS: Mapping[str, Callable[[Loop, Mapping[str, Any]], Answer]] = {
     "cancel": _cancel,
     "extend": _extend,
     "resume": _resume,
+    "adopt": adoption.adopt,
+    "prune": adoption.prune,
+    "forget": adoption.forget,
 }

@@ -67,7 +67,7 @@ def run_step(draft: Draft, rental: RentalFacts) -> None:
 
 
 def current(facts: Facts, rental: str) -> Assignment | None:
-    """The rental's newest assignment; None when it has none, or the wish has changed since (`--replace` on a held one)."""
+    """The rental's newest assignment; None without one, or when `--replace` on the held machine came after it."""
     mine = [a for a in facts.assignments if a.rental == rental and a.n > facts.job.replaced_n]
     return max(mine, key=lambda a: a.committed_at, default=None)
 
@@ -354,6 +354,6 @@ def release_ended(draft: Draft, rental: RentalFacts) -> None:
 
 
 def _release_reason(outcome: Outcome | None, reason: Reason | None) -> Reason:
-    if reason in (Reason.TTL, Reason.BUDGET, Reason.CANCELLED, Reason.STOPPED_EARLY, Reason.STALLED):
+    if reason in (Reason.TTL, Reason.BUDGET, Reason.CANCELLED, Reason.STOPPED_EARLY, Reason.STALLED, Reason.ORPHAN):
         return reason
     return Reason.DONE if outcome is Outcome.DONE else Reason.FAILED

@@ -252,3 +252,14 @@ class Provider(Protocol):
     def set_expiry(self, ref: Ref, at: float) -> None:
         """Move the provider's own timer, where `caps.server_ttl`."""
         ...
+
+
+@runtime_checkable
+class ListsStrangers(Protocol):
+    """A further verb of providers whose account can be seen as a whole; only `audit` asks for it, to show."""
+
+    def list_all(self, region: str) -> Listing:
+        """All machines, disks and addresses of the account in `region`, whoever made them; `tag` is None where it
+        is not ours to read. Nothing that only this verb shows is ever changed.
+        """
+        ...

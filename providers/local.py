@@ -169,24 +169,23 @@ class LocalProvider:
 
     def list(self, region: str) -> Listing:
         """Live and lately dead machines of our deployment in `region`."""
+        everything = self.list_all(region).instances
+        return Listing(tuple(i for i in everything if i.tag and i.tag.deployment == self.config.deployment))
+
+    def list_all(self, region: str) -> Listing:
+        """The same of every deployment on this host; only to look at."""
         if region not in self._regions:
             raise self._invalid(f"no such region: {region!r}; there is {', '.join(self._regions)}")
-        ours: dict[str, Instance] = {}
+        found: dict[str, Instance] = {}
         with self._host_errors("list", Ambiguous):
             for machine_id in self.world.ids():
                 instance = self._look(machine_id)
                 if instance is not None:
-                    ours[machine_id] = instance
+                    found[machine_id] = instance
             # After the living: a machine that dies in between is then seen twice, never not at all.
             for stone in self.world.tombstones(time.time()):
-                ours[stone.record.id] = self._dead(stone)
-        return Listing(
-            tuple(
-                i
-                for i in ours.values()
-                if i.ref.region == region and i.tag is not None and i.tag.deployment == self.config.deployment
-            )
-        )
+                found[stone.record.id] = self._dead(stone)
+        return Listing(tuple(i for i in found.values() if i.ref.region == region))
 
     def get(self, ref: Ref) -> Instance | None:
         with self._host_errors("get", Ambiguous):

@@ -173,7 +173,7 @@ def _ask(
     patience = client.ANSWER_WITHIN_S
     if mode == "replace":
         patience = REPLACE_WITHIN_S
-        say(f"{prepared.spec.name}: a live run of that name saves and is released first; a held machine is gone on with")
+        say(f"{prepared.spec.name}: a live run of that name saves and is released first; a held machine is taken over")
     client.restart_older(home)
     with handed_over(home, values) as spool:
         wish = {

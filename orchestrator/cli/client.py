@@ -246,10 +246,14 @@ def request(home: Home, verb: str, args: Mapping[str, Any], timeout: float = ANS
         number = store.ask(verb, dict(args))
         poke(home)
         until = time.monotonic() + timeout
-        answer = None
+        answer, again = None, False
         while answer is None and time.monotonic() < until:
             answer = store.wait_answer(number, min(SLICE_S, max(0.0, until - time.monotonic())))
-            if answer is None and not alive(home):
+            if answer is None and not again and not alive(home):
+                again = True  # it was about to end, or its database was deleted under it: the next one answers
+                ensure_controller(home)
+                poke(home)
+            elif answer is None and not alive(home):
                 raise CliError(
                     f"the controller ended before it answered ({verb})",
                     where=str(home.controller_log),

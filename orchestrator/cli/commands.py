@@ -45,6 +45,10 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "offers": ("what can be rented now, cheapest first", "offers"),
     "estimate": ("the GPU memory that a model needs, and the cards that hold it", "estimate"),
     "breakeven": ("from which use on owning is cheaper than renting", "breakeven"),
+    "audit": ("what bills at every provider, against the books: exit 3 when something unknown does", "audit"),
+    "adopt": ("take machines that the books do not know back, without harming what runs", "adopt"),
+    "prune": ("release machines under our own tag that the books do not know", "adopt"),
+    "forget": ("end a release by hand that cannot be confirmed", "adopt"),
     "secret": ("set, list and remove secrets: secret set|ls|rm", "secret"),
     "controller": ("the background process: controller status|run|stop", "controller"),
     "doctor": ("check this computer", "doctor"),
@@ -53,7 +57,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare login host audit adopt prune forget report diagnose diff top".split())
+LATER = frozenset("compare login host report diagnose diff top".split())
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {

@@ -10,6 +10,7 @@ ledger are never deleted. Nothing here imports pydantic, so that `ps` stays quic
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ from orchestrator.store.queries import MIGRATIONS
 from orchestrator.store.receipts import Receipts
 from orchestrator.store.requests import Requests
 from orchestrator.store.rows import Bill, Entry, JobRef, Progress, Request
-from orchestrator.store.wishes import Wishes
+from orchestrator.store.salvaged import Salvage
 
 __all__ = [
     "Applied",
@@ -80,8 +81,10 @@ class Outside(Protocol):
     def note_rentals(self, count: int) -> None: ...
 
 
-class Store(Receipts, Wishes, Requests, Listing):
+class Store(Receipts, Salvage, Requests, Listing):
     """The one door; what it may do depends on how it was opened."""
+
+    _file: tuple[int, int] = (0, 0)  # device and inode of the writer's file
 
     @classmethod
     def open_reader(cls, home: Home) -> Self:
@@ -116,6 +119,8 @@ class Store(Receipts, Wishes, Requests, Listing):
         schema.refuse_network(path, network)
         schema.create(home.make().database, migrations)
         store = cls._open(path, Mode.WRITER, epoch, migrations)
+        there = os.stat(path)
+        store._file = there.st_dev, there.st_ino
         try:
             store._take_over(outside.deployment if outside else deployment)
         except BaseException:
@@ -160,6 +165,15 @@ class Store(Receipts, Wishes, Requests, Listing):
             self._run("put_meta", key="epoch", value=str(self.epoch))
             if deployment and not self.deployment():
                 self._run("put_meta", key="deployment", value=deployment)
+
+    def check_place(self) -> None:
+        """Raise `Fenced` when the file at our path is not the one we write: it was deleted, or another put there."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._file:
+            raise Fenced(f"{self.path} was deleted or replaced while it was in use: what is written here is lost")
 
     def backup(self, label: str) -> Path:
         """A consistent copy beside the database, while it is in use; the newest few are kept."""

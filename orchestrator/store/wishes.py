@@ -60,9 +60,10 @@ class Wishes(Decisions):
 
         Runs up to `replaced_n` belong to what was replaced. `StoreError` unless the job failed and is held at `now`.
         """
+        said = f"replaced on the held machine; run {replaced_n + 1} is the first of the new spec"
         with self.transaction():
             self._edit(
-                "go_on", wish.id, now, f"replaced on the held machine; run {replaced_n + 1} is the first of the new spec",
+                "go_on", wish.id, now, said,
                 spec=text(wish.spec), spec_hash=wish.spec_hash, snapshot=wish.snapshot, base_dir=wish.base_dir,
                 owner=wish.owner, price_cap=money(wish.price_cap), data_manifests=text(wish.data_manifests),
                 results_dir=wish.results_dir, max_cost=money(wish.max_cost), replaced_n=replaced_n, fresh=fresh,

@@ -53,7 +53,13 @@ def test_the_same_files_need_no_second_setup_and_a_killed_controller_changes_not
         (rental,) = world.rentals("held")
         run = 'echo "tool $(cat tool)"; test "$WORD" = swordfish && echo "the word is $WORD"'
         spec = world.spec(
-            "held", run, setup=world_setup(world), workdir="code", hold_on_failure="5m", secrets=["WORD"], smoke="echo smoke"
+            "held",
+            run,
+            setup=world_setup(world),
+            workdir="code",
+            hold_on_failure="5m",
+            secrets=["WORD"],
+            smoke="echo smoke",
         )
         world.env["WORD"] = "swordfish"
         world.apply(spec, "--replace")
