@@ -76,7 +76,8 @@ class Demo:
         while not self.over.wait(LOOK_S):
             job = self.ask("describe", NAME)
             if job and job["checkpoints"] and (job["step"] or 0) >= RECLAIM_FROM_STEP:
-                said = f"\n# The provider wants its spot machine back: {NOTICE_S} s notice."
+                start = "\r\x1b[2K" if sys.stderr.isatty() else "\n"  # over the line that --follow keeps redrawing
+                said = f"{start}# The provider wants its spot machine back: {NOTICE_S} s notice."
                 print(said, file=sys.stderr, flush=True)
                 self.reclaim_file.touch()
                 return
