@@ -46,7 +46,7 @@ def test_the_reserve_and_what_is_spent_add_up_to_the_worst_case() -> None:
 
 def test_money_that_does_not_buy_the_minimum_buys_nothing() -> None:
     assert budget.affordable_end(BY_HOUR, T0, Decimal("0.99"), 0) <= T0
-    minimum = replace(BY_HOUR, min_billing_s=60)
+    minimum = replace(BY_HOUR, min_billing_s=3600)
     assert budget.affordable_end(minimum, T0, Decimal("0.99"), 0) < T0
     assert budget.affordable_end(BY_HOUR, T0, Decimal("1"), 0) == T0 + 3600
     assert budget.affordable_end(replace(BY_SECOND, hourly=Decimal(0)), T0, Decimal(0), 600) == math.inf
