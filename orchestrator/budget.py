@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from decimal import ROUND_UP, Decimal
 
+from orchestrator.model import Work
 from providers.base import Offer
 
+HOUR_S = 3600
+BISECTIONS = 40  # halve an interval of hours down to well below a second
 CENT = Decimal("0.000001")  # amounts are kept to a millionth: per-second prices of small machines need it
 
 
@@ -49,3 +52,48 @@ def affordable_end(offer: Offer, start: float, left: Decimal, margin_s: float) -
     while end > start and worst_case(offer, start, end, margin_s) > left:  # rounding up may cost one step more
         end -= step
     return end
+
+
+def machine_seconds(offer: Offer, work: Work, reclaims_per_h: float) -> tuple[float, float]:
+    """Seconds of machines until the work is done, and how many machines; infinite when losses eat all progress.
+
+    Of every hour, `reclaims_per_h` losses each take a startup and the rework, so with r losses a second and `again`
+    seconds each, startup + run + r * T * again = T.
+    """
+    rate, again = reclaims_per_h / HOUR_S, work.startup_s + work.rework_s
+    if rate * again >= 1:
+        return math.inf, math.inf
+    run = work.run_on.get(f"{offer.gpu}:{offer.gpu_count}", work.run_s)
+    total = (work.startup_s + run) / (1 - rate * again)
+    return total, 1 + rate * total
+
+
+def to_finish(offer: Offer, work: Work, reclaims_per_h: float | None = None) -> Decimal:
+    """The expected cost of the whole work on such machines, in the offer's currency: startups, rework, and what every
+    one of them is billed at least. Infinity when it would never end.
+    """
+    if reclaims_per_h is None:
+        reclaims_per_h = work.reclaims.get(offer.provider, work.reclaims_per_h) if offer.spot else 0.0
+    total, machines = machine_seconds(offer, work, reclaims_per_h)
+    if math.isinf(total):
+        return Decimal("Infinity")
+    billed = Decimal(f"{machines * billed_seconds(total / machines, offer):.3f}")
+    return (offer.hourly * billed / HOUR_S).quantize(CENT, rounding=ROUND_UP)
+
+
+def breakeven_reclaims(spot: Offer, spot_worth: Decimal, most: Decimal, work: Work) -> float | None:
+    """The reclaims an hour at which the spot offer costs `most` in the end; None when it does even without any.
+
+    `spot_worth` brings the offer's currency into that of `most`.
+    """
+    again = work.startup_s + work.rework_s
+    if again <= 0 or to_finish(spot, work, 0.0) * spot_worth >= most:
+        return None
+    low, high = 0.0, HOUR_S / again
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if to_finish(spot, work, middle) * spot_worth < most:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -353,6 +353,18 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Work:
+    """How long the job is expected to take, for comparing offers by what they cost in the end; ends nothing."""
+
+    run_s: float  # of the program itself, without what losses make it do again
+    startup_s: float  # from the order to the program's start, on every machine: boot, data, setup
+    rework_s: float  # what one reclaim makes it do again, besides another startup
+    run_on: Mapping[str, float] = field(default_factory=dict)  # "<class>:<cards>" -> measured run_s there
+    reclaims: Mapping[str, float] = field(default_factory=dict)  # provider -> seen reclaims of a spot machine an hour
+    reclaims_per_h: float = 0.0  # where none were seen
+
+
+@dataclass(frozen=True)
 class Policy:
     """What the spec and the defaults ask of this job; made by `policy.policy_of`."""
 
@@ -378,6 +390,15 @@ class Policy:
     hook_s: float = 1800.0  # the boot hook's own end when nobody confirmed
     release_margin_s: float = 600.0  # billed time that a slow release may add; part of the reserve
     no_progress_max: int = 3
+    vram_gb: float = 0.0  # the least memory of one card that holds the model; 0: unknown
+    vram_more_gb: float = 0.0  # what every further card needs for itself
+    work: Work | None = None
+    currency: str = ""  # of price_cap and budget; empty: that of every offer
+    rates: Mapping[str, Decimal] = field(default_factory=dict)  # currency -> what one unit is worth in `currency`
+
+    def worth(self, currency: str) -> Decimal | None:
+        """What one unit of `currency` is in the job's own; None without a rate."""
+        return Decimal(1) if currency == self.currency or not self.currency else self.rates.get(currency)
 
 
 @dataclass(frozen=True)

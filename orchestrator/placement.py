@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from orchestrator.budget import to_finish
 from orchestrator.model import Policy, Reason
 from providers.base import Offer
 
@@ -70,7 +71,7 @@ def rank(
     resting: Mapping[str, str],
     losses_without_progress: int = 0,
 ) -> Ranking:
-    """Order the offers that may be taken by effective price, with the reasons for the rest.
+    """Order the offers that may be taken by what they cost in the end, with the reasons for the rest.
 
     `auto` that has left spot after losses comes back to it when nothing on demand may be taken: the price cap of a spot
     offer is often below every price on demand, and the losses are bounded elsewhere.
@@ -79,6 +80,12 @@ def rank(
     if not ranking.ranked and losses_without_progress:
         return _rank(offers, policy, resting, spot_allowed(policy, 0))
     return ranking
+
+
+def in_the_end(offer: Offer, policy: Policy) -> Decimal:
+    """What the whole job costs on such machines, in the job's currency; the hour's price when its length is unknown."""
+    worth = policy.worth(offer.currency) or Decimal(0)
+    return worth * (offer.hourly if policy.work is None else to_finish(offer, policy.work))
 
 
 def _rank(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str], spot: bool | None) -> Ranking:
@@ -90,7 +97,8 @@ def _rank(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str],
             out.append(verdict)
             continue
         penalty = RECLAIMED_PENALTY if reclaimed_key(offer) in resting else Decimal(1)
-        good.append((offer.hourly * penalty, offer.hourly, offer.key, offer))
+        hourly = offer.hourly * (policy.worth(offer.currency) or 0)
+        good.append((in_the_end(offer, policy) * penalty, hourly, offer.key, offer))
     good.sort(key=lambda row: row[:3])
     return Ranking(tuple(row[3] for row in good), tuple(out))
 
@@ -101,7 +109,13 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
         return LeftOut(offer, account, Reason.QUOTA if account.startswith("quota") else Reason.PROVIDER)
     if spot is not None and offer.spot is not spot:
         return LeftOut(offer, "spot needs a resumable job" if offer.spot else "only spot was asked for")
-    if policy.price_cap is not None and offer.hourly > policy.price_cap:
+    held, needed = offer.vram_gb * offer.gpu_count, policy.vram_gb + policy.vram_more_gb * (offer.gpu_count - 1)
+    if policy.vram_gb and held < needed:
+        return LeftOut(offer, f"{held} GB of GPU memory, the model needs {needed:.4g}")
+    worth = policy.worth(offer.currency)
+    if worth is None:
+        return LeftOut(offer, f"no rate from {offer.currency} to {policy.currency} in the config")
+    if policy.price_cap is not None and offer.hourly * worth > policy.price_cap:
         return LeftOut(offer, f"{offer.hourly:f} {offer.currency}/h is above max_price {policy.price_cap:f}")
     refused = resting.get(pool_key(offer))
     if refused is not None:

@@ -35,16 +35,25 @@ def deadline(job: Job, policy: Policy, now: float) -> float:
     return (job.first_rental_at if job.first_rental_at is not None else now) + policy.ttl_s + job.ttl_extra_s
 
 
-def committed(facts: Facts, without: str = "") -> Decimal:
-    """Spent and reserved by all rentals of the job, but for one."""
-    return sum((r.spent + r.rental.reserve for r in facts.rentals if r.rental.id != without), Decimal(0))
+def committed(facts: Facts, policy: Policy, without: str = "") -> Decimal:
+    """Spent and reserved by all rentals of the job, but for one, in the job's currency."""
+    return sum((_committed(r, policy) for r in facts.rentals if r.rental.id != without), Decimal(0))
+
+
+def _committed(r: RentalFacts, policy: Policy) -> Decimal:
+    return (r.spent + r.rental.reserve) * _worth(r.rental.offer, policy)
+
+
+def _worth(offer: Offer, policy: Policy) -> Decimal:
+    """The rate of an offer that may be or was taken; one that the config has lost since leaves amounts as they are."""
+    return policy.worth(offer.currency) or Decimal(1)
 
 
 def money_left(facts: Facts, policy: Policy, without: str = "") -> Decimal | None:
     """What budget and limits still allow; None without either."""
-    caps = [] if policy.budget is None else [policy.budget - committed(facts, without)]
+    caps = [] if policy.budget is None else [policy.budget - committed(facts, policy, without)]
     if facts.limits_left is not None:
-        own = next((r.spent + r.rental.reserve for r in facts.rentals if r.rental.id == without), Decimal(0))
+        own = next((_committed(r, policy) for r in facts.rentals if r.rental.id == without), Decimal(0))
         caps.append(facts.limits_left + own)
     return min(caps) if caps else None
 
@@ -54,7 +63,7 @@ def end_for(facts: Facts, policy: Policy, offer: Offer, start: float, without: s
     end = deadline(facts.job, policy, facts.now)
     left = money_left(facts, policy, without)
     if left is not None:
-        paid = budget.affordable_end(offer, start, left, policy.release_margin_s)
+        paid = budget.affordable_end(offer, start, left / _worth(offer, policy), policy.release_margin_s)
         if paid < end:
             return paid, Reason.BUDGET
     return end, Reason.TTL
