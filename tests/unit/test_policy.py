@@ -1,0 +1,83 @@
+"""From a spec to the policy that the core decides by."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from store_rows import job_row
+
+from jobspecs.schema import JobSpec, from_document
+from orchestrator.policy import currency_of, policy_of, price_cap_of
+
+
+def spec(**keys: Any) -> JobSpec:
+    return from_document({"name": "train", "gpu": "RTX-4090", "run": "python train.py", **keys})
+
+
+RESUMABLE = "python train.py --resume $GPUJOB_RESUME_FROM"
+
+
+def test_the_defaults_of_a_four_line_spec() -> None:
+    policy = policy_of(spec(), job_row())
+    assert (policy.ttl_s, policy.grace_s, policy.wait_s, policy.hold_s) == (12 * 3600.0, 120.0, 3600.0, 0.0)
+    assert (policy.retry_max, policy.budget, policy.price_cap) == (0, None, Decimal("2.25"))  # the cap of apply
+    assert (policy.resumable, policy.checkpoints, policy.spot) == (False, False, "auto")
+    assert (policy.results, policy.results_on) == (True, frozenset({"success", "failure"}))
+    assert policy.ask.spot is False  # on demand only: nothing can resume
+    assert [(wish.name, wish.count) for wish in policy.ask.gpus] == [("RTX-4090", 1)]
+
+
+def test_a_job_that_can_resume_may_use_spot() -> None:
+    policy = policy_of(spec(run=RESUMABLE), job_row())
+    assert (policy.resumable, policy.checkpoints, policy.ask.spot) == (True, True, None)
+    assert policy_of(spec(run=RESUMABLE, spot=True), job_row()).ask.spot is True
+    assert policy_of(spec(run=RESUMABLE, spot=False), job_row()).spot == "never"
+
+
+def test_what_the_spec_says_wins() -> None:
+    policy = policy_of(
+        spec(
+            max_price="1.20 USD", budget="15 USD", ttl="90m", grace={"time": "30s"}, wait="5m",
+            retry={"max": 2, "exit_codes": [29]}, hold_on_failure="20m", workload="serve", disk={"system": "20GB", "data": "30GB"}, cpus=4,
+        ),
+        job_row(),
+    )  # fmt: skip
+    assert (policy.price_cap, policy.budget, policy.ttl_s, policy.grace_s) == (
+        Decimal("1.20"),
+        Decimal(15),
+        5400.0,
+        30.0,
+    )
+    assert (policy.retry_max, policy.retry_codes) == (2, frozenset({29}))
+    assert (policy.wait_s, policy.hold_s, policy.serve) == (300.0, 1200.0, True)
+    assert (policy.ask.disk_min, policy.ask.cpus_min) == (50 * 10**9, 4)
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "ends"),
+    [
+        ("none", set()),
+        ([{"path": "*", "to": "./r", "when": "always"}], {"success", "failure"}),
+        ([{"path": "*", "to": "./r", "when": "success"}], {"success"}),
+        ([{"path": "a", "to": "./r", "when": "success"}, {"path": "b", "to": "./r", "when": "failure"}],
+         {"success", "failure"}),
+    ],
+)  # fmt: skip
+def test_after_which_ends_results_come_home(artifacts: Any, ends: set[str]) -> None:
+    policy = policy_of(spec(artifacts=artifacts), job_row())
+    assert (policy.results_on, policy.results) == (ends, bool(ends))
+
+
+def test_gpus_none_is_a_machine_without() -> None:
+    assert policy_of(spec(gpu="none"), job_row()).ask.gpus == ()
+
+
+def test_the_price_cap_and_its_currency() -> None:
+    assert price_cap_of(spec(), Decimal("0.34")) == Decimal("0.5100")
+    assert price_cap_of(spec(max_price="2 CNY"), Decimal("0.34")) == Decimal(2)
+    assert price_cap_of(spec(), None) is None
+    assert (currency_of(spec()), currency_of(spec(max_price="2 CNY")), currency_of(spec(budget="9 EUR"))) == (
+        "USD", "CNY", "EUR",
+    )  # fmt: skip
