@@ -39,8 +39,16 @@ def test_a_job_that_can_resume_may_use_spot() -> None:
 def test_what_the_spec_says_wins() -> None:
     policy = policy_of(
         spec(
-            max_price="1.20 USD", budget="15 USD", ttl="90m", grace={"time": "30s"}, wait="5m",
-            retry={"max": 2, "exit_codes": [29]}, hold_on_failure="20m", workload="serve", disk={"system": "20GB", "data": "30GB"}, cpus=4,
+            max_price="1.20 USD",
+            budget="15 USD",
+            ttl="90m",
+            grace={"time": "30s"},
+            wait="5m",
+            retry={"max": 2, "exit_codes": [29]},
+            hold_on_failure="20m",
+            workload="serve",
+            disk={"system": "20GB", "data": "30GB"},
+            cpus=4,
         ),
         job_row(),
     )  # fmt: skip
