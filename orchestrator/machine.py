@@ -340,6 +340,7 @@ class Machines:
             checkpoint=resume_choice(listing(self._home, job.id, run.task).manifests),
         )  # fmt: skip
         write_private(published.path / RUN_RECORD, json.dumps(record, indent=1, default=str).encode() + b"\n")
+        (published.path / RUN_RECORD).chmod(0o644)  # the user's own file, as the other results are
         discard(self._home, job.id, run.task, run.n)
         words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]
         words += [*found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
@@ -357,7 +358,7 @@ class Machines:
             "job": job.id,
             "run": run.key,
             "snapshot": job.snapshot,
-            "commit": job.spec.get("labels", {}).get("commit", ""),
+            "commit": job.git_commit,
             "provider": rental.offer.provider,
             "gpu": rental.offer.gpu,
             "stand_in": rental.offer.stand_in,

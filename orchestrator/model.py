@@ -123,6 +123,7 @@ class Job:
     results_dir: str = ""
     wait_since: float | None = None  # since when it waits for capacity
     max_cost: Decimal | None = None  # what the user allowed beyond the config's limits
+    git_commit: str = ""  # of the workdir at apply; empty outside of a repository
     replaced_n: int = 0  # runs up to this number belong to a wish that `--replace` took the place of, on a held machine
     fresh: bool = False  # and their checkpoints are not resumed from (`--replace --fresh`)
 

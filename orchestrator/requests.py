@@ -261,6 +261,7 @@ def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:
         resumed_from=inherit.id if inherit is not None else "",
         results_dir=str(wish.get("results_dir") or ""),
         max_cost=_money(wish.get("max_cost")),
+        git_commit=str(wish.get("commit") or ""),
     )
     _take_secrets(loop, str(wish.get("spool") or ""), job.id)
     keep_job(loop.home, job)

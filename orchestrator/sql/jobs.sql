@@ -2,9 +2,9 @@
 
 -- name: add_job
 INSERT INTO jobs (id, name, run, spec, spec_hash, snapshot, base_dir, created_at, owner, price_cap, currency,
-                  data_manifests, resumed_from, results_dir, max_cost)
+                  data_manifests, resumed_from, results_dir, max_cost, git_commit)
 VALUES (:id, :name, :run, :spec, :spec_hash, :snapshot, :base_dir, :created_at, :owner, :price_cap, :currency,
-        :data_manifests, :resumed_from, :results_dir, :max_cost);
+        :data_manifests, :resumed_from, :results_dir, :max_cost, :git_commit);
 
 -- name: add_task
 INSERT INTO tasks (job, id, params) VALUES (:job, :id, :params);
@@ -88,7 +88,7 @@ UPDATE jobs SET spec = :spec, spec_hash = :spec_hash, price_cap = :price_cap WHE
 -- The wish of a job whose machine is held is exchanged for a new one: the work is open again, its ttl counts from now.
 -- name: go_on
 UPDATE jobs SET spec = :spec, spec_hash = :spec_hash, snapshot = :snapshot, base_dir = :base_dir, owner = :owner,
-    price_cap = :price_cap, data_manifests = :data_manifests, results_dir = :results_dir, max_cost = :max_cost,
+    price_cap = :price_cap, data_manifests = :data_manifests, results_dir = :results_dir, max_cost = :max_cost, git_commit = :git_commit,
     replaced_n = :replaced_n, fresh = :fresh, first_rental_at = :now, ttl_extra_s = 0, wait_since = NULL,
     outcome = NULL, reason = NULL, detail = '', exit_code = NULL, outcome_at = NULL, held_until = NULL
 WHERE id = :job AND terminal_at IS NULL AND cancel_at IS NULL AND outcome = 'failed' AND held_until > :now;

@@ -29,6 +29,7 @@ class Wishes(Decisions):
                 snapshot=job.snapshot, base_dir=job.base_dir, created_at=job.created_at, owner=job.owner,
                 price_cap=money(job.price_cap), currency=job.currency, data_manifests=text(job.data_manifests),
                 resumed_from=job.resumed_from, results_dir=job.results_dir, max_cost=money(job.max_cost),
+                git_commit=job.git_commit,
             )  # fmt: skip
             for task in tasks:
                 self._run("add_task", job=job.id, id=task.id, params=text(task.params))
@@ -66,7 +67,8 @@ class Wishes(Decisions):
                 "go_on", wish.id, now, said,
                 spec=text(wish.spec), spec_hash=wish.spec_hash, snapshot=wish.snapshot, base_dir=wish.base_dir,
                 owner=wish.owner, price_cap=money(wish.price_cap), data_manifests=text(wish.data_manifests),
-                results_dir=wish.results_dir, max_cost=money(wish.max_cost), replaced_n=replaced_n, fresh=fresh,
+                results_dir=wish.results_dir, max_cost=money(wish.max_cost), git_commit=wish.git_commit,
+                replaced_n=replaced_n, fresh=fresh,
             )  # fmt: skip
             self._run("reopen_tasks", job=wish.id)
 

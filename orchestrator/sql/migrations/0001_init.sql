@@ -34,6 +34,7 @@ CREATE TABLE jobs (
     results_dir    TEXT NOT NULL DEFAULT '',
     wait_since     REAL,
     max_cost       TEXT,
+    git_commit     TEXT NOT NULL DEFAULT '',
     replaced_n     INTEGER NOT NULL DEFAULT 0,
     fresh          INTEGER NOT NULL DEFAULT 0,
     UNIQUE (name, run)
