@@ -194,7 +194,8 @@ class SimulatedMachine:
         gpu = {"index": 0, "util": 93.0, "mem_used": 8000.0, "mem_total": 24000.0, "temp": 60.0, "power": 300.0}
         self.tell({
             "t": "sample", "at": time.time(), "boot": time.monotonic(), "gpus": [gpu],
-            "cpu": round(self._chance.uniform(10, 90), 1), "mem_used": 10**10, "mem_total": 6 * 10**10, "disk_free": 10**11,
+            "cpu": round(self._chance.uniform(10, 90), 1), "mem_used": 10**10, "mem_total": 6 * 10**10,
+            "disk_free": 10**11,
         })  # fmt: skip
 
     def log(self) -> None:

@@ -24,7 +24,7 @@ NANOSECONDS = 1e9
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured thing; `limit` is its bar, in `unit`, for the value that `judged` names. No limit: for information."""
+    """One measured thing; `limit` is the bar, in `unit`, for the value that `judged` names. No limit: just to know."""
 
     what: str
     values: tuple[float, ...]
@@ -63,7 +63,7 @@ def table(figures: Sequence[Figure]) -> str:
     head = ("figure", "n", "min", "median", "p95", "max", "unit", "bar")
     rows = [head, *map(_row, figures)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
@@ -93,7 +93,8 @@ def computer() -> str:
             model = line.partition(":")[2].strip()
             break
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    return f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} x {model}, Python {sys.version.split()[0]}, load {load}"
+    python, now = sys.version.split()[0], time.strftime("%Y-%m-%d %H:%M")
+    return f"{now}, {os.cpu_count()} x {model}, Python {python}, load {load}"
 
 
 @dataclass(frozen=True)

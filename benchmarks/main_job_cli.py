@@ -78,7 +78,7 @@ def measure(runs: int) -> list[Figure]:
             assert not list(bare.rglob("__pycache__"))
             say(f"books with {JOBS} jobs")
             fill(desk.home.make(), JOBS)
-            # With open machines `ps` would start a controller, which would then call the provider: the lock says it lives
+            # With open machines `ps` would start a controller, which calls the provider: the lock says it lives
             lock = os.open(desk.home.lock, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             say("ps")

@@ -5,7 +5,8 @@ A machine is a stranger's: it is believed about itself only, so a run counts whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ import structlog
 
 from orchestrator import actions as act
 from orchestrator.accounts import region_of
-from orchestrator.messages import EventSeen, Listed, Lost, ProgressSeen, Reached, StatusSeen
-from orchestrator.model import Assignment, Reason, RentalPhase, Sight, Unknown
+from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen
+from orchestrator.model import Assignment, Reason, Rental, RentalPhase, Sight, Unknown
 from orchestrator.sweep import confirmed, strays
+from providers.base import Instance, Listing, Resource
 
 if TYPE_CHECKING:
     from orchestrator.loop import Loop
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 TOLD = ("stage", "checkpoint", "notice", "signal", "exit", "saving", "ending")  # events that a timeline shows
 
 log = structlog.get_logger()
+
+
+def is_quiet(message: Message) -> bool:
+    """Whether it only says how far a run is, which nothing is decided by: a loop need not wake for it."""
+    return isinstance(message, ProgressSeen) or (isinstance(message, EventSeen) and message.event.get("t") == "sample")
 
 
 # --- the provider's word ----------------------------------------------------------------------------------------------
@@ -35,16 +42,38 @@ def take_listing(loop: Loop, message: Listed) -> None:
         loop.observer.saw_dark(loop.clock.boot())
     else:
         loop.observer.saw_light()
+    part_of = _parts(message.listing)
     for rental in loop.store.open_rentals():
         if region_of(rental) != region:
             continue
         seen = loop.observer.of(rental.id)
         before = seen.sight
-        seen.listed(rental, message.listing, message.began, loop.clock.boot())
+        seen.listed(rental, part_of(rental), message.began, loop.clock.boot())
         steady = _lasting(seen.sight) == _lasting(before)
         if not steady or rental.phase is not RentalPhase.LIVE:
             loop.touch(rental.job)
     _sweep(loop, message)
+
+
+def _parts(listing: Listing | Unknown) -> Callable[[Rental], Listing | Unknown]:
+    """The lines of a listing that may be about one rental, found without comparing each with each."""
+    if isinstance(listing, Unknown):
+        return lambda _: listing
+    machines: dict[str, list[Instance]] = defaultdict(list)
+    others: dict[str, list[Resource]] = defaultdict(list)
+    for instance in listing.instances:
+        names = {instance.ref.id} | ({instance.tag.rental} if instance.tag is not None else set())
+        for name in names:
+            machines[name].append(instance)
+    for resource in listing.others:
+        others[resource.tag.rental if resource.tag is not None else ""].append(resource)
+
+    def part(rental: Rental) -> Listing:
+        found = [*machines.get(rental.provider_id or "", ()), *machines.get(rental.id, ())]
+        mine = {instance.ref: instance for instance in found}
+        return Listing(tuple(mine.values()), tuple(others.get(rental.id, ())))
+
+    return part
 
 
 def _lasting(sight: Sight) -> Sight:
@@ -95,9 +124,7 @@ def take_word(loop: Loop, message: Reached | StatusSeen | Lost | EventSeen | Pro
             _event(loop, job, message.rental, event)
             return
         case ProgressSeen():
-            run = _run_of(loop, job, message.rental, message.run)
-            if run is not None:
-                loop.store.progress_seen(job, run.task, run.n, now, step=message.step, total=message.total)
+            loop.board.step(job, message.rental, message.run, message.step, message.total)
             return
     loop.touch(job)
 
@@ -108,14 +135,11 @@ def _run_of(loop: Loop, job: str, rental: str, key: str) -> Assignment | None:
 
 
 def _event(loop: Loop, job: str, rental: str, event: Mapping[str, Any]) -> None:
-    """Samples become the run's newest sample; the rest goes to the journal."""
+    """Samples are shown with the run; the rest goes to the journal."""
     now, kind = loop.clock.utc(), str(event.get("t", ""))[:20]
     key = str(event.get("run", ""))
     if kind == "sample":
-        current = [a for a in loop.store.assignments(job) if a.rental == rental]
-        if current:
-            last = max(current, key=lambda a: a.n)
-            loop.store.progress_seen(job, last.task, last.n, now, sample=event)
+        loop.board.sample(job, rental, event)
     elif kind in TOLD:
         words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
         loop.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))

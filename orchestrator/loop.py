@@ -15,11 +15,13 @@ import structlog
 from orchestrator import actions as act
 from orchestrator import budget, lifecycle, placement
 from orchestrator.accounts import Accounts, Region, region_of
+from orchestrator.board import Board
 from orchestrator.books import Books, Verdict
 from orchestrator.clock import Clock, GapDetector, SystemClock
 from orchestrator.config import load_config
 from orchestrator.execute import Context, Executor
-from orchestrator.hearing import take_listing, take_word
+from orchestrator.hearing import is_quiet, take_listing, take_word
+from orchestrator.history import history_of
 from orchestrator.home import Home
 from orchestrator.machine import Machines
 from orchestrator.messages import EventSeen, Listed, Lost, Message, Poke, ProgressSeen, Reached, Receipt, StatusSeen
@@ -82,11 +84,13 @@ class Loop:
         self.in_flight: set[str] = set()
         self.not_before: dict[str, float] = {}
         self._due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
+        self.board = Board()
         self.stray_counts: dict[Ref, int] = {}
         self._gaps = GapDetector(self.clock)
         self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
         self._billed_at = 0.0
+        self._look_at = 0.0  # boot time; at once after a decision that changed a row
         self._stopping = False
         self._pause = threading.Event()
         self._meant_at: float | None = None  # boot time by which the wait had to be over
@@ -144,9 +148,11 @@ class Loop:
         """Everything that has arrived, after waiting for the first message or for what is due."""
         wake = min(TURN_S, self.due_at() - self.clock.boot())
         taken: list[Message] = []
-        self._meant_at = self.clock.boot() + TURN_S
+        began = self.clock.boot()
+        self._meant_at = began + TURN_S
         try:
-            taken.append(self._messages.get(timeout=max(0.0, min(wake, TURN_S))))
+            while all(map(is_quiet, taken[-1:])):  # hundreds a second arrive from a thousand jobs
+                taken.append(self._messages.get(timeout=max(0.0, began + wake - self.clock.boot())))
             while True:
                 taken.append(self._messages.get_nowait())
         except queue.Empty:
@@ -166,15 +172,25 @@ class Loop:
             self._guarded("message", self._take, message)
         for request in self.store.open_requests():
             answer(self, request)
+        self._look()
+        self._settle()
+        now = self.clock.boot()
+        self.board.write(self.store, self.clock.utc(), now)
+        for job in [job for job, at in self._due.items() if at <= now]:
+            self._guarded(job, self.decide, job)
+
+    def _look(self) -> None:
+        """Have the accounts listed that are due, and write the bills. Reading every open rental in each of many turns
+        a second would cost more than all that is decided in them."""
+        boot = self.clock.boot()
+        if boot < min(self._look_at, self.accounts.next_due()):
+            return
+        self._look_at = boot + TURN_S
         rentals = self.store.open_rentals()
         self.accounts.list_due(rentals, self.store.tombstones(self.clock.utc()))
         if self.doubtful:
             self.accounts.list_everywhere()
         self._bill(rentals)
-        self._settle()
-        now = self.clock.boot()
-        for job in [job for job, at in self._due.items() if at <= now]:
-            self._guarded(job, self.decide, job)
 
     def _guarded(self, what: str, call: Callable[[Any], None], argument: Any) -> None:
         """One job that meets a bug of ours must not leave the machines of the others without a controller."""
@@ -258,6 +274,10 @@ class Loop:
         if not force:
             self._billed_at = boot
         now = self.clock.utc()
+        with self.store.transaction():  # one wait for the disk, whatever the number of machines
+            self._bill_all(rentals, now, force)
+
+    def _bill_all(self, rentals: tuple[Rental, ...], now: float, force: str) -> None:
         for rental in rentals:
             if force in ("", rental.id) and rental.create_sent_at is not None and rental.phase is not RentalPhase.GONE:
                 try:
@@ -293,7 +313,8 @@ class Loop:
         known = self._specs.get(job.id)
         if known is None or known[0] != key:
             spec = from_document(job.spec)
-            policy = policy_of(spec, job)
+            policy = policy_of(spec, job, history_of(self.store, job.name, self.clock.utc()))
+            policy = replace(policy, rates=self.config.rates_to(job.currency))
             if not policy.providers:
                 policy = replace(policy, providers=self.accounts.configured)
             known = (key, spec, policy)
@@ -322,6 +343,7 @@ class Loop:
             tap("decided")
             changed = self._commit(job, facts, policy, [a for a in decision.actions if isinstance(a, act.Write)])
             if changed:
+                self._look_at = 0.0
                 continue  # facts have moved: decide again before anything is sent
             self.watch(facts, spec)
             self._due[job_id] = self.clock.boot() + max(0.05, decision.wake_at - now)

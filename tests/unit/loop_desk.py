@@ -42,6 +42,10 @@ class Accounts:
 
     def list_due(self, *_: Any, **__: Any) -> None: ...
     def list_everywhere(self) -> None: ...
+
+    def next_due(self) -> float:
+        return 0.0
+
     def stop(self) -> None: ...
 
 
