@@ -21,9 +21,7 @@ def target_in(folder: Path, **changes: object) -> Target:
 
 def effective(config: Path, host: str) -> dict[str, str]:
     """What OpenSSH itself makes of the file."""
-    ran = subprocess.run(
-        ["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, check=True
-    ).stdout
+    ran = subprocess.run(["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, check=True).stdout
     return dict(line.split(" ", 1) for line in ran.splitlines() if " " in line)
 
 
@@ -84,9 +82,7 @@ def test_a_long_temporary_folder_still_gives_a_short_socket_path(
     assert len(os.fsencode(control_path(target_in(tmp_path)))) < ssh_files.CONTROL_PATH_MAX
 
 
-def test_a_socket_folder_that_others_can_enter_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_socket_folder_that_others_can_enter_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = Path(f"/tmp/gj-{os.getpid()}")
     short.mkdir()
     try:
