@@ -80,7 +80,7 @@ class Cloud:
         self.count = 0
         self.down_until = 0.0
         self.free_addresses: list[str] = []
-        self._history: list[tuple[float, Listing]] = []  # what was true, for stale answers
+        self.price = Decimal("1.00") + Decimal(world.rng.randrange(40)) / 100  # of one spot machine-hour
 
     def boot_s(self) -> float:
         return self.world.rng.choice((5.0, 20.0, 45.0, 90.0))
@@ -149,7 +149,7 @@ class SimProvider:
         self._reach()
         if self._hits("offers-error"):
             raise Ambiguous("502", provider=self.name)
-        price = Decimal("1.00") + Decimal(sum(map(ord, self.name)) % 40) / 100
+        price = self.cloud.price
         base = Offer(self.name, self.account, "r1", "demand", False, price * 2, "USD", gpu="RTX-4090", gpu_count=1,
                      vram_gb=24, pool="demand")  # fmt: skip
         found = [base]

@@ -32,6 +32,8 @@ class Result:
     marks: dict[tuple[str, str], int]
     prices: Prices
     clouds: tuple[str, ...]
+    how: str = ""  # what reproduces it, beyond the seed
+    taps: list[str] = field(repr=False, default_factory=list)
     lines: list[tuple[float, str, str]] = field(repr=False, default_factory=list)
 
 
@@ -39,7 +41,7 @@ def wishes(rng: random.Random) -> list[Wish]:
     """One to three jobs: short and long, with and without checkpoints, that fail, are cancelled or extended."""
     found = []
     for number in range(rng.choice((1, 1, 1, 2, 3))):
-        work = rng.choice((900.0, 3600.0, 7200.0, 4 * HOUR, 8 * HOUR))
+        work = rng.choice((900.0, 3600.0, 4 * HOUR, 8 * HOUR, 10 * HOUR))
         every = rng.choice((300.0, 600.0, 1800.0))
         at = T0 + 1 + rng.choice((0.0, 0.0, 600.0, HOUR))
         spec: dict[str, object] = {"ttl": rng.choice(("12h", "12h", "24h", "3h"))}
@@ -65,16 +67,19 @@ def wishes(rng: random.Random) -> list[Wish]:
 
 
 def run_seed(seed: int, folder: Path | None = None, faults: Faults | None = None, crash_at: set[int] | None = None,
-             clouds: tuple[str, ...] | None = None, jobs: list[Wish] | None = None) -> Result:  # fmt: skip
+             clouds: tuple[str, ...] | None = None, jobs: list[Wish] | None = None,
+             restart_s: tuple[float, ...] | None = None) -> Result:  # fmt: skip
     """The whole run of a seed; the rest replaces what the seed would draw."""
     rng = random.Random(seed * 7919 + 13)
     chosen = clouds or tuple(sorted(rng.sample(sorted(kinds()), rng.choice((1, 1, 2, 3)))))
     asked = jobs if jobs is not None else wishes(rng)
-    until = T0 + rng.choice((2, 4, 8, 12)) * HOUR
+    until = T0 + rng.choice((4, 8, 12)) * HOUR
     swarm = faults or draw(rng, T0, until)
     home = Path(tempfile.mkdtemp(prefix="gpujob-sim-", dir=folder or (MEMORY if MEMORY.is_dir() else None)))
     world = World(seed, home, swarm, asked, chosen)
     world.crash_at_taps = crash_at or set()
+    if restart_s:
+        world.restart_s = restart_s
     try:
         world.start()
         world.run_to_end(swarm.until + 40 * HOUR)
@@ -83,7 +88,7 @@ def run_seed(seed: int, folder: Path | None = None, faults: Faults | None = None
         shutil.rmtree(home, ignore_errors=True)
     turns = world.controller.turns if world.controller is not None else 0
     return Result(seed, world.oracle.violations, world.trace_hash(), world.oracle.prices.job_s / 86_400, world.crashes,
-                  turns, dict(swarm.marks), world.oracle.prices, chosen, world.lines)  # fmt: skip
+                  turns, dict(swarm.marks), world.oracle.prices, chosen, "", world.tap_names, world.lines)  # fmt: skip
 
 
 def story(result: Result, lines: int = 40) -> str:

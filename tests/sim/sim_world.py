@@ -225,7 +225,7 @@ class World:
 
     def _apply(self, wish: Wish) -> None:
         document = {
-            "name": wish.name, "gpu": "RTX-4090", "run": "python train.py", "ttl": "12h",
+            "name": wish.name, "gpu": "RTX-4090", "run": "python train.py \"$GPUJOB_RESUME_FROM\"", "ttl": "12h",
             "providers": list(self.clouds), "checkpoint": {"path": "."}, "max_price": "5 USD", **wish.spec,
         }  # fmt: skip
         spec = from_document(document)

@@ -1,0 +1,88 @@
+"""The simulated world from the command line: one seed, many job-days, all crashes, or the mutants.
+
+    python tools/sim.py --seed N [--job-days D] [--jobs P]   seeds from N on, until D job-days; one seed without D
+    python tools/sim.py --crash [--faults K]                  a kill at every tap, alone and with K worlds of faults
+    python tools/sim.py --mutants [NAME ...]                  each one-line mutant against the suite that must kill it
+    python tools/sim.py --nightly MINUTES [--seed N]          seeds and crashes until the time is over
+
+A failing run prints the story of its rental and what reproduces it. The last line is always "N violations"; the exit
+code is 1 when N is not 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sim")]
+
+from sim_figures import Figures  # noqa: E402
+from sim_swarm import Result, run_seed, story  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev sim", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--job-days", type=float, default=0.0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--faults", type=int, default=0)
+    parser.add_argument("--mutants", nargs="*")
+    parser.add_argument("--nightly", type=float, default=0.0)
+    args = parser.parse_args()
+    if args.mutants is not None:
+        from sim_mutants import run_mutants
+
+        return run_mutants(ROOT, args.mutants, args.jobs)
+    if args.crash:
+        from sim_crash import enumerate_crashes
+
+        results: Iterable[Result] = enumerate_crashes(args.faults, args.jobs)
+    else:
+        results = seeds(args.seed, args.job_days, args.nightly * 60.0, args.jobs)
+    return report(results)
+
+
+def seeds(first: int, job_days: float, seconds: float, jobs: int) -> Iterator[Result]:
+    """Results in order of the seeds, until enough job-days or enough time."""
+    began, days, seed = time.monotonic(), 0.0, first
+    with ProcessPoolExecutor(jobs) as pool:
+        while True:
+            batch = range(seed, seed + (jobs * 8 if job_days or seconds else 1))
+            seed = batch.stop
+            for result in pool.map(run_seed, batch):
+                days += result.job_days
+                yield result
+            enough = days >= job_days if not seconds else time.monotonic() - began >= seconds
+            if enough:
+                return
+
+
+def report(results: Iterable[Result]) -> int:
+    """Print what failed as it comes, then the figures, then the count."""
+    figures, count, began = Figures(), 0, time.monotonic()
+    names: Counter[str] = Counter()
+    for result in results:
+        figures.add(result)
+        for found in result.violations:
+            count += 1
+            names[found.name] += 1
+            print(f"{found.name}: {found.text}\n  {found.who}, seed {result.seed}{result.how}", flush=True)
+        if result.violations:
+            print(story(result), flush=True)
+            print(f"again: ./dev sim --seed {result.seed}{result.how}")
+    print(figures.text(time.monotonic() - began))
+    for name, times in names.most_common():
+        print(f"{times:6} {name}")
+    print(f"{count} violations")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
