@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gpujob_world import World, counting
+from gpujob_world import World
 
 from orchestrator.model import CreateOutcome, Outcome, Reason
 
@@ -32,30 +32,50 @@ def kill_between_creates(world: World) -> bool:
     return True
 
 
+# Counts until it is told to finish, so that the number of kills decides how long it runs, and not the host's load.
+UNTIL_TOLD = """
+echo "begin $RANDOM$RANDOM"
+step=0
+if [ -n "$GPUJOB_RESUME_FROM" ]; then step=$(cat "$GPUJOB_RESUME_FROM"); echo "resumed at $step"; fi
+save() { echo "$step" > "$GPUJOB_CKPT/tmp-$step" && mv "$GPUJOB_CKPT/tmp-$step" "$GPUJOB_CKPT/step_$step"; }
+trap 'save; echo "saved at $step for the signal"; exit 0' TERM
+while [ ! -e "$HOME/finish" ]; do
+  step=$((step + 1)); echo "step=$step"
+  [ $((step % 20)) -ne 0 ] || save
+  sleep 0.1 & wait $!
+done
+echo "finished at $step"
+"""
+
+
 @pytest.mark.slow
-def test_killed_at_random_moments_over_a_job_with_a_reclaim(tmp_path: Path) -> None:
-    seed = 20261130
+@pytest.mark.parametrize("seed", [20261130])
+def test_killed_at_random_moments_over_a_job_with_a_reclaim(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     with World(tmp_path) as world:
-        world.apply(world.spec("count", 'echo "begin $RANDOM$RANDOM"\n' + counting(70, every=0.15), **SPOT))
-        killed, reclaimed = 0, False
-        while killed < KILLS and world.job("count").terminal_at is None:
+        world.apply(world.spec("count", UNTIL_TOLD, **SPOT))
+        killed, told = 0, False
+        while killed < KILLS or not told:
             time.sleep(dice.uniform(0.1, 1.3))
-            if not reclaimed and b"step=12\n" in world.log("count", 1):
+            if killed == KILLS // 3 and len(world.rentals("count")) == 1:
+                world.until_said("count", "step=5\n")
                 world.reclaim(world.rentals("count")[0].id, notice_s=15.0)
-                reclaimed = True
+            if killed >= KILLS - 3 and not told:
+                world.until_said("count", "step=", n=2)
+                control = next(world.folder(world.rentals("count")[-1].id).rglob(".gpujob"))
+                (control.parent / "finish").touch()
+                told = True
             if kill_between_creates(world):
                 killed += 1
                 world.start_controller()
         job = world.wait("count")
         assert (job.outcome, job.exit_code) == (Outcome.DONE, 0)
-        assert killed >= KILLS - 3, f"seed {seed}: the job was over after {killed} kills"
         runs, rentals = world.runs("count"), world.rentals("count")
         assert [r.reason for r in rentals] == [Reason.INTERRUPTED, Reason.DONE]
         assert world.ever_made() == len(rentals)  # one machine a rental, however often the controller died
         assert [run.n for run in runs] == [1, 2]
         at = 0
-        for run in runs:
+        for run, last_words in zip(runs, ("saved at {} for the signal\n", "finished at {}\n"), strict=True):
             text = world.log("count", run.n).decode()
             begin = re.match(r"begin \d+\n", text)
             assert begin, text[:200]
@@ -63,10 +83,9 @@ def test_killed_at_random_moments_over_a_job_with_a_reclaim(tmp_path: Path) -> N
             if run.resume_step is not None:
                 assert run.resume_step == at  # nothing that was saved at the notice is done again
                 expected += f"resumed at {at}\n"
-            last = 70 if run.n == 2 else int(text.rpartition("saved at ")[2].split()[0])
-            expected += "".join(f"step={n}\n" for n in range(at + 1, last + 1))
-            expected += "finished at 70\n" if run.n == 2 else f"saved at {last} for the signal\n"
-            assert text == expected
+            last = int(text.rpartition(" at ")[2].split()[0])
+            expected += "".join(f"step={n}\n" for n in range(at + 1, last + 1)) + last_words.format(last)
+            assert text == expected  # byte for byte: each line once, none lost
             at = last
         world.assert_clean("count")
 
