@@ -48,6 +48,7 @@ REPEAT_S = 1.0  # an effect that succeeded and is still wanted runs again after 
 REST_RECLAIMED_S = 1800.0  # a pool that reclaimed counts dearer for this long
 REST_BAD_HOST_S = 7 * 86_400.0  # a bad machine is not rented again for a week
 ROUNDS = 6  # decisions in a row about one job within a turn: each follows from the writes of the one before
+MONEY = (act.OpenRental, act.WantEnd, act.ConfirmEnd, act.StoreGone)  # writes that change what is reserved
 
 log = structlog.get_logger()
 
@@ -91,6 +92,7 @@ class Loop:
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
         self._billed_at = 0.0
         self._look_at = 0.0  # boot time; at once after a decision that changed a row
+        self._sums: dict[str, tuple[float, Decimal]] = {}  # currency -> boot time, what counts against the limits
         self._stopping = False
         self._pause = threading.Event()
         self._meant_at: float | None = None  # boot time by which the wait had to be over
@@ -298,10 +300,18 @@ class Loop:
         providers = job.spec.get("providers") or self.accounts.configured
         if limit is None or job.max_cost is not None or all(self.accounts.caps(name).play for name in providers):
             return None
-        now = self.clock.utc()
         rates = self.config.rates_to(job.currency)
-        used = self.store.committed_since(month_start(now), now, job.currency, rates)
-        return limit.amount * rates.get(limit.currency, Decimal(1)) - used
+        return limit.amount * rates.get(limit.currency, Decimal(1)) - self._used(job.currency)
+
+    def _used(self, currency: str) -> Decimal:
+        """What this month's jobs have spent and reserved. It is a sum over all machines, so it is added up anew after a
+        decision that changed a reserve, else once a second: bills move money from one part of the sum to the other."""
+        at, used = self._sums.get(currency, (0.0, Decimal(0)))
+        boot, now = self.clock.boot(), self.clock.utc()
+        if currency not in self._sums or boot - at >= TURN_S:
+            used = self.store.committed_since(month_start(now), now, currency, self.config.rates_to(currency))
+            self._sums[currency] = (boot, used)
+        return used
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -375,6 +385,8 @@ class Loop:
         except IllegalStep as error:
             log.error("illegal step", job=job.id, error=str(error), writes=[type(w).__name__ for w in writes])
             return False
+        if any(isinstance(write, MONEY) for write in writes):
+            self._sums.clear()
         for write in writes:
             log.info("write", job=job.id, kind=type(write).__name__, rental=getattr(write, "rental", ""))
         return applied.changed > 0

@@ -13,6 +13,9 @@ SELECT l.*, r.job, r.provider, r.account, r.region FROM ledger l JOIN rentals r 
 WHERE (:job = '' OR r.job = :job) AND l.until >= :since
 ORDER BY l.since, l.rental, l.kind;
 
+-- name: billed_since
+SELECT amount, currency FROM ledger WHERE until >= :since AND NOT play;
+
 -- name: spent_of_job
 SELECT l.amount, l.currency FROM ledger l JOIN rentals r ON r.id = l.rental WHERE r.job = :job;
 
