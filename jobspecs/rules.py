@@ -65,6 +65,32 @@ def _spot(spec: JobSpec) -> Iterator[Broken]:
         )
 
 
+def _money(spec: JobSpec) -> Iterator[Broken]:
+    budget, price = spec.budget, spec.max_price
+    if budget is not None and price is not None and budget.currency != price.currency:
+        reason = f"is in {price.currency} and budget in {budget.currency}"
+        yield Broken(("budget", "max_price"), ("max_price",), reason, "write both in one currency")
+
+
+def _model(spec: JobSpec) -> Iterator[Broken]:
+    """What no estimate can be made of."""
+    if spec.model is None:
+        return
+    from jobspecs.memory import parse_params
+
+    size = spec.model
+    try:
+        parse_params(size.params)
+    except Refusal as refusal:
+        yield Broken(("model",), ("model", "params"), refusal.reason, refusal.hint)
+    if size.method == "full" and size.dtype in ("int8", "int4"):
+        reason = f"a full fine-tune has no {size.dtype} weights"
+        yield Broken(("model",), ("model", "dtype"), reason, "write method: qlora, or dtype: bf16")
+    if size.kv_heads is not None and (size.heads is None or size.kv_heads > size.heads):
+        heads = "not given" if size.heads is None else str(size.heads)
+        yield Broken(("model",), ("model", "kv_heads"), f"{size.kv_heads} need heads, which is {heads}", "write heads")
+
+
 def _environment(spec: JobSpec) -> Iterator[Broken]:
     for name in spec.secrets:
         if name in spec.env:
@@ -98,7 +124,9 @@ def _many(spec: JobSpec) -> Iterator[Broken]:
             yield Broken(("sweep",), ("sweep", "parameters", name), reason)
 
 
-_RULES: tuple[Callable[[JobSpec], Iterator[Broken]], ...] = (_times, _spot, _environment, _landing, _many)
+_RULES: tuple[Callable[[JobSpec], Iterator[Broken]], ...] = (
+    _times, _spot, _money, _model, _environment, _landing, _many
+)  # fmt: skip
 
 _URI = re.compile(r"^([a-z][a-z0-9+.-]*://|[A-Za-z][A-Za-z0-9_-]+:(?!/|\\))")
 
@@ -110,7 +138,6 @@ def is_remote(place: str) -> bool:
 
 # Keys without code behind them: (key, what to do instead). The work that serves a key removes its line.
 NOT_YET: tuple[tuple[str, str], ...] = (
-    ("model", "leave it out and choose the gpu yourself"),
     ("finish_by", "leave it out; ttl is the hard end"),
     ("alarms", "leave it out; a silent job and missing checkpoints are shown by describe"),
     ("notify", "leave it out; `gpujob wait` returns at the end"),

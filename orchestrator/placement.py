@@ -20,10 +20,13 @@ RECLAIMED_PENALTY = Decimal("1.25")  # a pool that was just reclaimed counts a q
 
 @dataclass(frozen=True)
 class LeftOut:
-    """One offer that was not taken, and why; `blocked` is set when only a person or another account can help."""
+    """One offer that was not taken, why, and by which filter; `blocked` is set when only a person or another account
+    can help.
+    """
 
     offer: Offer
     why: str
+    by: str
     blocked: Reason | None = None
 
 
@@ -106,18 +109,20 @@ def _rank(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str],
 def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool | None) -> LeftOut | None:
     account = resting.get(account_key(offer.provider, offer.account))
     if account is not None:
-        return LeftOut(offer, account, Reason.QUOTA if account.startswith("quota") else Reason.PROVIDER)
+        return LeftOut(offer, account, "account", Reason.QUOTA if account.startswith("quota") else Reason.PROVIDER)
     if spot is not None and offer.spot is not spot:
-        return LeftOut(offer, "spot needs a resumable job" if offer.spot else "only spot was asked for")
+        return LeftOut(offer, "spot needs a resumable job" if offer.spot else "only spot was asked for", "spot")
     held, needed = offer.vram_gb * offer.gpu_count, policy.vram_gb + policy.vram_more_gb * (offer.gpu_count - 1)
     if policy.vram_gb and held < needed:
-        return LeftOut(offer, f"{held} GB of GPU memory, the model needs {needed:.4g}")
+        return LeftOut(offer, f"{held} GB of GPU memory, the model needs {needed:.4g}", "model")
     worth = policy.worth(offer.currency)
     if worth is None:
-        return LeftOut(offer, f"no rate from {offer.currency} to {policy.currency} in the config")
+        return LeftOut(offer, f"no rate from {offer.currency} to {policy.currency} in the config", "currency")
     if policy.price_cap is not None and offer.hourly * worth > policy.price_cap:
-        return LeftOut(offer, f"{offer.hourly:f} {offer.currency}/h is above max_price {policy.price_cap:f}")
+        return LeftOut(
+            offer, f"{offer.hourly:f} {offer.currency}/h is above max_price {policy.price_cap:f}", "max_price"
+        )
     refused = resting.get(pool_key(offer))
     if refused is not None:
-        return LeftOut(offer, f"refused lately: {refused}")
+        return LeftOut(offer, f"refused lately: {refused}", "capacity")
     return None

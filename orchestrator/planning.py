@@ -7,19 +7,21 @@ price cap for the whole ttl plus a late release, or the budget where that is les
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_UP, Decimal
 from typing import TYPE_CHECKING, Any
 
 from jobspecs.rules import is_remote
-from orchestrator.budget import affordable_end, cost, reserve, worst_case
+from orchestrator.budget import affordable_end, reserve, worst_case
+from orchestrator.history import UNKNOWN, History
 from orchestrator.model import Job, Policy
-from orchestrator.placement import LeftOut, rank
-from orchestrator.policy import currency_of, policy_of, price_cap_of
+from orchestrator.placement import LeftOut, in_the_end, rank
+from orchestrator.policy import currency_of, estimate_of, policy_of, price_cap_of
 from providers.base import Ask, Caps, Offer
 
 if TYPE_CHECKING:
+    from jobspecs.memory import Estimate
     from jobspecs.schema import JobSpec
     from orchestrator.config import Limits
 
@@ -50,6 +52,21 @@ class Quote:
     caps: Caps | None = None
 
 
+def _no_rates(_: str) -> Mapping[str, Decimal]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The config's currency, and for any currency what one unit of each other is worth in it."""
+
+    currency: str = "USD"
+    rates_to: Callable[[str], Mapping[str, Decimal]] = _no_rates
+
+
+DOLLARS = Exchange()
+
+
 @dataclass(frozen=True)
 class Timer:
     """One of the three things that end a machine, whether it stops the bill by itself, and why."""
@@ -69,7 +86,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to "what would this do?". Amounts are in the chosen offer's currency, times in seconds."""
+    """The answer to "what would this do?". Amounts are in `currency`, the job's own; times in seconds."""
 
     name: str
     values: tuple[Value, ...]
@@ -81,13 +98,15 @@ class Plan:
     price_cap_given: bool
     currency: str
     play: bool
-    expected_cost: Decimal | None  # at the chosen offer, for `expected`
+    expected_cost: Decimal | None  # of the whole job on the chosen offer; None when its length is unknown
     worst_case: Decimal | None
     worst_case_by: str  # ttl or budget
     reserve: Decimal | None  # set aside for the first machine when it is rented
     machine_end_s: float | None  # the first machine's own end, from its start
     timers: tuple[Timer, ...]
     needs_awake: tuple[Need, ...]
+    history: History = UNKNOWN
+    memory: Estimate | None = None  # of `model`
 
     @property
     def chosen(self) -> Offer | None:
@@ -102,20 +121,25 @@ def make_plan(
     quotes: tuple[Quote, ...],
     resting: Mapping[str, str],
     providers: tuple[str, ...],
+    history: History = UNKNOWN,
+    money: Exchange = DOLLARS,
 ) -> Plan:
     """The plan of one spec. `providers` are those that may be used; `resting` is what refused lately -> why."""
-    policy = replace(policy_of(spec, _bare_job(spec)), providers=providers)
     offers = [offer for quote in quotes for offer in quote.offers]
+    currency = _currency(spec, offers, money)
+    policy = policy_of(spec, _bare_job(spec, currency), history)
+    policy = replace(policy, providers=providers, rates=money.rates_to(currency))
     first = rank(offers, policy, resting)
     cheapest = first.ranked[0] if first.ranked else None
-    cap = price_cap_of(spec, cheapest.hourly if cheapest else None)
+    cap = price_cap_of(spec, in_own_money(cheapest, policy).hourly if cheapest else None)
     policy = replace(policy, price_cap=cap)
     ranking = rank(offers, policy, resting)
     chosen = ranking.ranked[0] if ranking.ranked else None
     caps = next((quote.caps for quote in quotes if chosen and quote.provider == chosen.provider), None)
     play = bool(caps and caps.play)
-    worst, by = _worst(chosen, policy, cap)
-    end = _machine_end(chosen, policy)
+    own = in_own_money(chosen, policy) if chosen else None
+    worst, by = _worst(own, policy, cap)
+    end = _machine_end(own, policy)
     return Plan(
         name=spec.name,
         values=_values(document, origins),
@@ -125,23 +149,40 @@ def make_plan(
         policy=policy,
         price_cap=cap,
         price_cap_given=spec.max_price is not None,
-        currency=chosen.currency if chosen else currency_of(spec),
+        currency=currency,
         play=play,
-        expected_cost=cost(spec.expected.seconds, chosen) if chosen and spec.expected else None,
+        expected_cost=in_the_end(chosen, policy) if chosen and policy.work else None,
         worst_case=worst,
         worst_case_by=by,
-        reserve=reserve(chosen, 0.0, end, policy.release_margin_s, Decimal(0)) if chosen and end else None,
+        reserve=reserve(own, 0.0, end, policy.release_margin_s, Decimal(0)) if own and end else None,
         machine_end_s=end,
         timers=timers(caps) if caps else (),
         needs_awake=needs_awake(spec, policy),
+        history=history,
+        memory=estimate_of(spec),
     )
 
 
-def _bare_job(spec: JobSpec) -> Job:
+def _bare_job(spec: JobSpec, currency: str) -> Job:
     """A job that exists only so far as `policy_of` looks at it."""
     return Job(
-        id="", name=spec.name, run=1, spec={}, spec_hash="", snapshot="", base_dir="", created_at=0.0
+        id="", name=spec.name, run=1, spec={}, spec_hash="", snapshot="", base_dir="", created_at=0.0,
+        currency=currency,
     )  # fmt: skip
+
+
+def _currency(spec: JobSpec, offers: Iterable[Offer], money: Exchange) -> str:
+    """That of the spec's own limits, else that of all offers, else the config's."""
+    found = {offer.currency for offer in offers}
+    return currency_of(spec) or (found.pop() if len(found) == 1 else money.currency)
+
+
+def in_own_money(offer: Offer, policy: Policy) -> Offer:
+    """The offer with its price in the job's currency; one without a rate is never ranked, so it stays as it is."""
+    worth = policy.worth(offer.currency)
+    if worth is None or not policy.currency:
+        return offer
+    return replace(offer, hourly=offer.hourly * worth, currency=policy.currency)
 
 
 def _values(document: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Value, ...]:
@@ -263,16 +304,3 @@ def _in(amount: Decimal, currency: str, wanted: str, rates: Mapping[str, Decimal
     if currency == wanted:
         return amount
     return amount * rates[currency] if currency in rates else None
-
-
-def why_dearer(plan: Plan, offers: Iterable[Offer]) -> list[tuple[Offer, str]]:
-    """Offers in order of price, each with why it is not the chosen one; the chosen one says so."""
-    cap = "max_price" if plan.price_cap_given else "the price cap"
-    reasons = {id(out.offer): out.why.replace("max_price", cap) for out in plan.left_out}
-    rows = []
-    for offer in sorted(offers, key=lambda each: (each.hourly, each.key)):
-        if offer is plan.chosen:
-            rows.append((offer, "chosen"))
-        else:
-            rows.append((offer, reasons.get(id(offer), "not cheaper than the chosen one")))
-    return rows

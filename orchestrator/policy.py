@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
 from jobspecs.gpus import GpuAsk
-from orchestrator.model import Job, Policy
+from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History
+from orchestrator.model import Job, Policy, Work
 from providers.base import Ask, GpuWish
 
 if TYPE_CHECKING:
+    from jobspecs.memory import Estimate
     from jobspecs.schema import JobSpec
+
+REWORK_S = 900.0  # what a reclaim costs a job that does not say how often it saves: half of half an hour
 
 
 def ask_of(spec: JobSpec) -> Ask:
@@ -45,10 +50,48 @@ def _spot(spec: JobSpec) -> bool | None:
     return None if spec.spot_allowed else False
 
 
-def policy_of(spec: JobSpec, job: Job) -> Policy:
-    """The policy of one job. `job` brings the price cap that was printed at apply."""
+def estimate_of(spec: JobSpec) -> Estimate | None:
+    """The memory that `model` needs; None without it. Raises Refusal for sizes that cannot be."""
+    if spec.model is None:
+        return None
+    from jobspecs.memory import Model, estimate, parse_params
+
+    size = spec.model
+    return estimate(
+        Model(
+            parse_params(size.params), size.method, size.dtype, batch=size.batch or 0, seq_len=size.seq_len or 0,
+            layers=size.layers or 0, hidden=size.hidden or 0, heads=size.heads or 0, kv_heads=size.kv_heads or 0,
+        )
+    )  # fmt: skip
+
+
+def work_of(spec: JobSpec, history: History) -> Work | None:
+    """How long the job takes: `expected`, a serve job's ttl, or what earlier runs took; None when nobody knows."""
+    run_on: Mapping[str, float] = {}
+    if spec.expected is not None:
+        run = float(spec.expected.seconds)
+    elif spec.workload == "serve":
+        run = float(spec.ttl.seconds)
+    elif history.run_s is not None:
+        run, run_on = history.run_s, history.run_on
+    else:
+        return None
+    every = spec.checkpoint.every if spec.checkpoint is not None else None
+    return Work(
+        run_s=run,
+        startup_s=STARTUP_S if history.startup_s is None else history.startup_s,
+        rework_s=every.seconds / 2 if every is not None else REWORK_S,
+        run_on=run_on,
+        reclaims=history.reclaims,
+        reclaims_per_h=RECLAIMS_PER_H,
+    )
+
+
+def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
+    """The policy of one job. `job` brings the currency of its limits and the price cap that was printed at apply."""
     modes: dict[bool | str, Literal["auto", "always", "never"]] = {True: "always", False: "never", "auto": "auto"}
     when = _results_on(spec)
+    memory = estimate_of(spec)
     return Policy(
         ask=ask_of(spec),
         spot=modes[spec.spot],
@@ -66,6 +109,10 @@ def policy_of(spec: JobSpec, job: Job) -> Policy:
         serve=spec.workload == "serve",
         results=bool(when),
         results_on=when,
+        vram_gb=memory.need if memory is not None else 0.0,
+        vram_more_gb=memory.more_per_card if memory is not None else 0.0,
+        work=work_of(spec, history),
+        currency=job.currency,
     )
 
 
@@ -82,12 +129,12 @@ def _results_on(spec: JobSpec) -> frozenset[str]:
     return ends
 
 
-def currency_of(spec: JobSpec) -> str:
-    """The currency that the job's limits are written in; USD when it has none."""
+def currency_of(spec: JobSpec) -> str | None:
+    """The currency that the job's limits are written in; None when it has none."""
     for money in (spec.budget, spec.max_price):
         if money is not None:
             return money.currency
-    return "USD"
+    return None
 
 
 def price_cap_of(spec: JobSpec, cheapest: Decimal | None) -> Decimal | None:

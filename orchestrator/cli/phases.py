@@ -6,17 +6,16 @@ Rules: pure but for reading the event files. Seconds are of the wall; a phase th
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.output import money, span
 from orchestrator.cli.reading import View, is_play
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Outcome, Rental
+from orchestrator.paid_time import read_events
 
 ORDER = ("waiting", "machine", "code and data", "setup", "smoke", "run", "results", "release")
 
@@ -58,7 +57,7 @@ def stage_seconds(home: Home, view: View) -> dict[str, float]:
     """Seconds of setup, smoke and run from the stored events of all machines."""
     total: dict[str, float] = {}
     for rental in view.rentals:
-        for stage, seconds in stage_times(_events(home.events(view.job.id, rental.id)), view.now).items():
+        for stage, seconds in stage_times(read_events(home.events(view.job.id, rental.id)), view.now).items():
             total[stage] = total.get(stage, 0.0) + seconds
     return total
 
@@ -83,20 +82,6 @@ def stage_times(events: Iterable[Mapping[str, Any]], now: float) -> dict[str, fl
     for (_, stage), at in started.items():
         total[stage] = total.get(stage, 0.0) + max(0.0, last - at)
     return total
-
-
-def _events(path: Path) -> Iterable[Mapping[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # the last line of a file that is being written
-            continue
-        if isinstance(event, dict):
-            yield event
 
 
 def steps_of(view: View) -> Steps:

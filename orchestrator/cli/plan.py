@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,10 @@ from orchestrator.home import Home
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
     from orchestrator.config import Config
+    from orchestrator.history import History
     from orchestrator.planning import Plan
     from orchestrator.snapshot import Snapshot
+    from providers.base import Ask, Offer
 
 RESULTS = "gpujob-results"
 
@@ -39,6 +41,8 @@ class Prepared:
     snapshot: Snapshot | None
     results_dir: str
     plan: Plan
+    nothing: tuple[tuple[str, int], ...] = ()  # where nobody offers anything: key of the spec -> offers that it removes
+    bigger: Offer | None = None  # where every card asked for is too small: the cheapest machine that holds the model
 
     @property
     def spec(self) -> JobSpec:
@@ -91,27 +95,59 @@ def show(prepared: list[Prepared], output: str) -> None:
 def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     """Freeze the workdir, ask for offers, and work the plan out."""
     from jobspecs.schema import spec_hash, to_document
-    from orchestrator.planning import ask_for, make_plan
+    from orchestrator.planning import Exchange, ask_for, make_plan
     from orchestrator.policy import ask_of
 
     spec = loaded.spec
     names, ask = provider_names(spec, config), ask_of(spec)
     document = to_document(spec)
+    rests, history = known(home, spec.name)
+    plan = make_plan(
+        spec,
+        document,
+        origins_of(loaded, config),
+        quotes(home, config, {name: ask_for(ask, name) for name in names}),
+        rests,
+        names,
+        history,
+        Exchange(config.currency, config.rates_to),
+    )
     return Prepared(
         loaded=loaded,
         document=document,
         spec_hash=spec_hash(spec),
         snapshot=freeze(home, spec, loaded.base_dir),
         results_dir=results_dir_of(spec, loaded.base_dir),
-        plan=make_plan(
-            spec,
-            document,
-            origins_of(loaded, config),
-            quotes(home, config, {name: ask_for(ask, name) for name in names}),
-            resting(home),
-            names,
-        ),
+        plan=plan,
+        nothing=_nothing(home, config, plan, ask),
+        bigger=_bigger(home, config, plan),
     )
+
+
+def _nothing(home: Home, config: Config, plan: Plan, ask: Ask) -> tuple[tuple[str, int], ...]:
+    """When nobody offers anything: which keys of the spec leave nothing of what there is of these GPUs."""
+    from orchestrator.comparison import funnel
+    from providers.base import Ask
+
+    if any(each.offers for each in plan.quotes):
+        return ()
+    wide = quotes(home, config, dict.fromkeys(plan.policy.providers, Ask(gpus=ask.gpus)))
+    return tuple(funnel(ask, (offer for each in wide for offer in each.offers)))
+
+
+def _bigger(home: Home, config: Config, plan: Plan) -> Offer | None:
+    """When every card asked for is too small: the cheapest machine with which the model fits, for what it costs."""
+    from jobspecs.gpus import GPU_CLASSES
+    from orchestrator.placement import rank
+    from providers.base import Ask, GpuWish
+
+    if plan.memory is None or plan.ranked or not any(out.by == "model" for out in plan.left_out):
+        return None
+    fitting = [(gpu, count) for gpu in GPU_CLASSES if (count := plan.memory.cards(gpu))]
+    ask = Ask(gpus=tuple(GpuWish(gpu.name, gpu.vram_gb, count) for gpu, count in fitting))
+    found = quotes(home, config, dict.fromkeys(plan.policy.providers, ask))
+    policy = replace(plan.policy, price_cap=None)
+    return next(iter(rank((offer for each in found for offer in each.offers), policy, {}).ranked), None)
 
 
 def origins_of(loaded: specs.Loaded, config: Config) -> dict[str, str]:
@@ -137,14 +173,17 @@ def provider_names(spec: JobSpec, config: Config) -> tuple[str, ...]:
     return tuple(names)
 
 
-def resting(home: Home) -> dict[str, str]:
-    """What refused or was reclaimed lately, by the books."""
+def known(home: Home, name: str) -> tuple[dict[str, str], History]:
+    """What refused or was reclaimed lately, and what earlier runs of this name took, by the books."""
+    from orchestrator.history import History, history_of
+
     if not home.database.exists():
-        return {}
+        return {}, History()
     from orchestrator.cli.reading import reader
 
+    now = time.time()
     with reader(home) as store:
-        return store.resting(time.time())
+        return store.resting(now), history_of(store, name, now)
 
 
 def results_dir_of(spec: JobSpec, base_dir: Path) -> str:

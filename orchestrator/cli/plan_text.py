@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import local_time, money, money_json, size, span, table, utc_z
+from orchestrator.comparison import removed, spot_choice
+from orchestrator.placement import in_the_end
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.planning import Plan
     from providers.base import Offer
 
+PLAN_WIDTH = 120  # reasons are sentences
 OFFERS_SHOWN = 12
 LEFT_OUT_SHOWN = 8
 CURES = (
@@ -32,8 +36,10 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     rows = [(each.key, _short(each.value), each.origin) for each in plan.values]
     yield table(("KEY", "VALUE", "FROM"), rows, shrink=("VALUE",), state="")
     yield ""
-    yield from _offers(plan)
+    yield from _offers(prepared)
     yield ""
+    yield from _memory(prepared)
+    yield from _basis(plan)
     yield from _money(plan, prepared)
     yield ""
     yield "ENDS THE MACHINE   stops the bill without this computer?"
@@ -58,28 +64,108 @@ def _short(value: Any) -> str:
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _offers(plan: Plan) -> Iterator[str]:
-    from orchestrator.planning import why_dearer
+def _offers(prepared: Prepared) -> Iterator[str]:
+    from orchestrator.comparison import rows as rows_of
 
+    plan = prepared.plan
     for each in plan.quotes:
         when = f"prices of {local_time(each.at)}" if each.stored else "asked now"
         trouble = f"; {each.trouble}" if each.trouble else ""
         yield f"{each.provider}: {len(each.offers)} offers, {when}{trouble}"
-    rows = why_dearer(plan, (offer for each in plan.quotes for offer in each.offers))
+    rows = rows_of(plan, (offer for each in plan.quotes for offer in each.offers))
     if not rows:
         yield "no offers satisfy the spec"
+        for key, count in prepared.nothing:
+            yield f"  {key} leaves out {count} that have the GPU"
         return
     shown = rows[:OFFERS_SHOWN]
-    if plan.chosen and all(offer is not plan.chosen for offer, _ in shown):
-        shown = [*shown[:-1], next(row for row in rows if row[0] is plan.chosen)]
+    if plan.chosen and all(row.offer is not plan.chosen for row in shown):
+        shown = [*shown[:-1], next(row for row in rows if row.offer is plan.chosen)]
     play = {each.provider for each in plan.quotes if each.caps and each.caps.play}
+    total = ("IN ALL",) if plan.policy.work is not None else ()
     yield table(
-        ("PROVIDER", "REGION", "GPU", "SPOT", "PRICE/H", "WHY"),
-        [(*_offer_cells(offer, offer.provider in play), why) for offer, why in shown],
-        shrink=("WHY",), right=("PRICE/H",), state="",
+        ("PROVIDER", "REGION", "GPU", "SPOT", "PRICE/H", *total, "WHY"),
+        [
+            (
+                *_offer_cells(row.offer, row.offer.provider in play),
+                *(_total(row.total, plan, row.offer.provider in play) for _ in total),
+                row.why,
+            )
+            for row in shown
+        ],
+        shrink=("WHY",), right=("PRICE/H", *total), state="", width=PLAN_WIDTH,
     )  # fmt: skip
     if len(rows) > len(shown):
         yield f"... and {len(rows) - len(shown)} more"
+    counts = ", ".join(f"{count} by {name}" for name, count in removed(plan))
+    if counts:
+        yield f"left out   {counts}"
+
+
+def _total(amount: Decimal | None, plan: Plan, play: bool) -> str:
+    """What a whole job costs on an offer."""
+    if amount is not None and amount.is_infinite():
+        return "never ends"
+    return money(amount, plan.currency, play)
+
+
+def _basis(plan: Plan) -> Iterator[str]:
+    """What the totals rest on, each with where it comes from."""
+    work, history = plan.policy.work, plan.history
+    if work is None:
+        yield "time       unknown, so offers are compared by the hour: write `expected`, or wait for a finished run"
+        return
+    keys = {value.key: value.value for value in plan.values}
+    if keys.get("expected"):
+        run = f"{span(work.run_s)} (expected)"
+    elif keys.get("workload") == "serve":
+        run = f"{span(work.run_s)} (the ttl of a serve job)"
+    else:
+        run = f"{span(work.run_s)} (median of {history.runs} earlier runs)"
+    startup = "a guess" if history.startup_s is None else "median of earlier runs"
+    yield f"time       {run}, and {span(work.startup_s)} until it starts ({startup}), the same on every card"
+    choice = spot_choice(plan)
+    if choice is None:
+        return
+    seen = f"seen over {history.spot_hours:.0f} h" if choice.spot.provider in work.reclaims else "a guess"
+    rate = f"{choice.reclaims_per_h:.2g} an hour ({seen})"
+    if choice.breakeven_per_h is None:
+        yield f"spot       not cheaper in the end, even without any reclaim; counted with {rate}"
+    else:
+        yield f"spot       cheaper in the end below {choice.breakeven_per_h:.2g} reclaims an hour; counted with {rate}"
+
+
+def _memory(prepared: Prepared) -> Iterator[str]:
+    """What `model` needs, and what would fit where the cards asked for do not hold it."""
+    from orchestrator.cli.estimate import bigger, gb, instead, need_text, title
+
+    plan = prepared.plan
+    found = plan.memory
+    if found is None:
+        return
+    yield f"memory     {title(found)}: {need_text(found)}"
+    for line in found.assumed:
+        yield f"  assumed  {line}"
+    chosen = plan.chosen
+    if chosen is not None:
+        if found.is_near(chosen.vram_gb, chosen.gpu_count):
+            yield f"  near     {chosen.gpu} is near the limit: with {found.near} only"
+        return
+    small = [out.offer for out in plan.left_out if out.by == "model"]
+    if not small:
+        return
+    largest = max(small, key=lambda offer: offer.vram_gb * offer.gpu_count)
+    cards = f"{largest.gpu_count} x {largest.gpu} ({gb(largest.vram_gb * largest.gpu_count)})"
+    price = ""
+    if prepared.bigger is not None:
+        offer = prepared.bigger
+        name = f"{offer.gpu_count} x {offer.gpu}" if offer.gpu_count > 1 else offer.gpu
+        price = f"; bigger card: {name} at {offer.provider} costs {money(offer.hourly, offer.currency, plan.play)}/h"
+    else:
+        price = f"; {bigger(found)}"
+    how = "is too small" if found.model.method == "inference" else "fits only with ZeRO-3 or offload, which is slower"
+    yield f"  {cards} {how}{price}"
+    yield from (f"  {line}" for line in instead(found))
 
 
 def _offer_cells(offer: Offer, play: bool) -> tuple[str, ...]:
@@ -95,7 +181,7 @@ def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
         why = "max_price" if plan.price_cap_given else "1.5 x the offer shown"
         yield f"price cap  {money(plan.price_cap, currency, play)}/h ({why}); a dearer offer waits"
     if plan.expected_cost is not None:
-        yield f"expected   {money(plan.expected_cost, currency, play)} for {spec.expected}"
+        yield f"expected   {_total(plan.expected_cost, plan, play)} for the whole job, startup and rework included"
     if plan.worst_case is not None:
         how = f"the ttl of {spec.ttl} at the price cap" if plan.worst_case_by == "ttl" else "the budget"
         yield f"worst case {money(plan.worst_case, currency, play)}: {how}, a late release included"
@@ -153,9 +239,19 @@ def offer_json(offer: Offer, play: bool) -> dict[str, Any]:
     }
 
 
+def _finite(amount: Decimal | None, plan: Plan) -> dict[str, Any] | None:
+    """Money in JSON; null for what is unknown or would never end."""
+    return None if amount is None or amount.is_infinite() else money_json(amount, plan.currency, plan.play)
+
+
+def _total_json(offer: Offer, plan: Plan) -> dict[str, Any] | None:
+    return _finite(in_the_end(offer, plan.policy), plan) if plan.policy.work is not None else None
+
+
 def plan_json(prepared: Prepared) -> dict[str, Any]:
     """One plan as documented in the reference of the JSON output."""
     plan, shot = prepared.plan, prepared.snapshot
+    choice = spot_choice(plan)
     return {
         "name": plan.name,
         "values": [{"key": each.key, "value": each.value, "from": each.origin} for each in plan.values],
@@ -165,10 +261,24 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
             for each in plan.quotes
         ],
         "chosen": offer_json(plan.chosen, plan.play) if plan.chosen else None,
-        "offers": [offer_json(offer, plan.play) for offer in plan.ranked],
-        "left_out": [{**offer_json(out.offer, plan.play), "why": out.why} for out in plan.left_out],
+        "offers": [
+            {**offer_json(offer, plan.play), "total": _total_json(offer, plan)} for offer in plan.ranked
+        ],
+        "left_out": [{**offer_json(out.offer, plan.play), "why": out.why, "by": out.by} for out in plan.left_out],
+        "removed": dict(removed(plan)) | dict(prepared.nothing),
+        "work": {
+            "run_s": plan.policy.work.run_s, "startup_s": plan.policy.work.startup_s,
+            "rework_s": plan.policy.work.rework_s, "earlier_runs": plan.history.runs,
+        } if plan.policy.work else None,
+        "spot": {
+            "reclaims_per_h": choice.reclaims_per_h, "breakeven_per_h": choice.breakeven_per_h,
+        } if choice else None,
+        "memory": {
+            "need_gb": round(plan.memory.need, 3), "more_per_card_gb": round(plan.memory.more_per_card, 3),
+            "bigger": offer_json(prepared.bigger, plan.play) if prepared.bigger else None,
+        } if plan.memory else None,
         "price_cap": money_json(plan.price_cap, plan.currency, plan.play),
-        "expected_cost": money_json(plan.expected_cost, plan.currency, plan.play),
+        "expected_cost": _finite(plan.expected_cost, plan),
         "worst_case": money_json(plan.worst_case, plan.currency, plan.play),
         "worst_case_by": plan.worst_case_by,
         "reserve": money_json(plan.reserve, plan.currency, plan.play),

@@ -62,3 +62,8 @@ UPDATE rentals SET destroy_sent_at = coalesce(destroy_sent_at, :now) WHERE id = 
 
 -- name: destroy_acked
 UPDATE rentals SET destroy_acked_at = coalesce(destroy_acked_at, :now) WHERE id = :id;
+
+-- How often spot machines were reclaimed, over how many hours, by provider.
+-- name: spot_use
+SELECT provider, count(interrupted_at) AS reclaims, sum(coalesce(gone_at, :now) - ready_at) / 3600.0 AS hours
+FROM rentals WHERE json_extract(offer, '$.spot') AND ready_at IS NOT NULL AND created_at > :since GROUP BY provider;

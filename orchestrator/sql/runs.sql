@@ -59,3 +59,12 @@ ON CONFLICT (job, task, n) DO UPDATE SET at = excluded.at, step = coalesce(exclu
 
 -- name: progress
 SELECT * FROM progress WHERE job = :job ORDER BY task, n;
+
+-- What done runs of a name took, newest first; one that was lost ended when its machine could run nothing any more.
+-- name: past_runs
+SELECT a.job, a.ordered_at, coalesce(r.create_sent_at, r.created_at) AS rented_at,
+       coalesce(json_extract(a."exit", '$.at'), a.closed_at, r.quiesced_at, r.gone_at) AS ended_at,
+       json_extract(r.offer, '$.gpu') || ':' || json_extract(r.offer, '$.gpu_count') AS gpu
+FROM jobs j JOIN assignments a ON a.job = j.id JOIN rentals r ON r.id = a.rental
+WHERE j.name = :name AND j.outcome = 'done' AND a.ordered_at IS NOT NULL AND ended_at IS NOT NULL
+ORDER BY j.run DESC, a.n LIMIT :limit;

@@ -9,7 +9,7 @@ from decimal import Decimal
 from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Rental, Task
 from orchestrator.store.connection import Connection
 from orchestrator.store.errors import StoreError
-from orchestrator.store.rows import Bill, Entry, Progress, build, build_all, in_currency, offer_of
+from orchestrator.store.rows import Bill, Entry, PastRun, Progress, build, build_all, in_currency, offer_of
 from providers.base import Offer
 
 NO_RATES: Mapping[str, Decimal] = {}
@@ -115,7 +115,7 @@ class Reads(Connection):
         play_providers: frozenset[str] = frozenset({"local"}),
     ) -> Decimal:
         """Real money that counts against a limit: every bill that grew since then, and all that is reserved."""
-        bills = ((Decimal(r["amount"]), r["currency"]) for r in self._rows("billed_since", since=since))
+        bills = ((bill.amount, bill.currency) for bill in self.ledger(since=since) if not bill.play)
         rows = self._rows("reserved_of_all", now=now)
         kept = ((Decimal(r["reserve"]), r["currency"]) for r in rows if r["provider"] not in play_providers)
         return in_currency(bills, currency, rates) + in_currency(kept, currency, rates)
@@ -133,6 +133,15 @@ class Reads(Connection):
     def resting(self, now: float) -> dict[str, str]:
         """What rests now -> why; the keys are those of `placement`."""
         return {row["key"]: row["reason"] for row in self._rows("resting", now=now)}
+
+    def past_runs(self, name: str, limit: int = 100) -> tuple[PastRun, ...]:
+        """The runs of done jobs of this name, newest job first."""
+        return build_all(PastRun, self._rows("past_runs", name=name, limit=limit))
+
+    def spot_use(self, since: float, now: float) -> dict[str, tuple[int, float]]:
+        """Provider -> (reclaims, hours) of its spot machines that were rented since then."""
+        rows = self._rows("spot_use", since=since, now=now)
+        return {row["provider"]: (int(row["reclaims"]), float(row["hours"])) for row in rows}
 
     def prices(self, provider: str, ask: str) -> tuple[float, tuple[Offer, ...]] | None:
         """(when, offers) of the last answer to this question; None when it was never asked."""

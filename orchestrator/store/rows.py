@@ -87,6 +87,17 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class PastRun:
+    """One run of a job that was done; times are UTC epoch seconds, `gpu` is "<class>:<cards>"."""
+
+    job: str
+    rented_at: float
+    ordered_at: float
+    ended_at: float
+    gpu: str
+
+
+@dataclass(frozen=True)
 class JobRef:
     """What the user meant by NAME, NAME.2, NAME@3, NAME/LEG or an id."""
 
@@ -176,6 +187,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     CheckpointRow: {},
     Request: {"args": json.loads},
     Entry: {"data": json.loads},
+    PastRun: {},
     Bill: {"amount": Decimal, "play": bool},
     Progress: {"sample": json.loads},
 }

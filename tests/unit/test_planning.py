@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jobspecs.schema import JobSpec, to_document
 from jobspecs.units import Money
 from orchestrator.budget import worst_case
+from orchestrator.comparison import rows as rows_of
 from orchestrator.config import Limits
 from orchestrator.planning import (
     Plan,
@@ -22,7 +23,6 @@ from orchestrator.planning import (
     make_plan,
     timers,
     unbound,
-    why_dearer,
 )
 from providers.base import Ask, Caps, Offer
 
@@ -79,10 +79,10 @@ def test_max_price_is_the_cap_and_dearer_offers_say_why_they_are_left_out() -> N
     plan = plan_of(cheap, dear, max_price="0.50 USD")
     assert plan.chosen is cheap
     assert plan.price_cap_given
-    rows = {o.hourly: why for o, why in why_dearer(plan, (cheap, dear))}
+    rows = {row.offer.hourly: row.why for row in rows_of(plan, (cheap, dear))}
     assert rows[Decimal("0.40")] == "chosen"
     assert "above max_price" in rows[Decimal("0.90")]
-    unasked = {each.hourly: why for each, why in why_dearer(plan_of(cheap, dear), (cheap, dear))}
+    unasked = {row.offer.hourly: row.why for row in rows_of(plan_of(cheap, dear), (cheap, dear))}
     assert "above the price cap" in unasked[Decimal("0.90")]
 
 

@@ -1,0 +1,142 @@
+"""Why one offer and not another: rows with reasons, which filter removed how many, spot against on demand.
+
+Rules: no I/O and no clock. It explains what `placement` decided and decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from orchestrator.budget import billed_seconds, breakeven_reclaims, machine_seconds, to_finish
+from orchestrator.model import Policy
+from orchestrator.placement import in_the_end
+from orchestrator.planning import Plan
+from providers.base import Ask, Offer
+
+# Keys of a spec by which `placement` leaves offers out, in the order in which it looks.
+FILTERS = ("account", "spot", "model", "currency", "max_price", "capacity")
+NOTICEABLE = 1.005  # a total within half a per cent is the same
+
+
+@dataclass(frozen=True)
+class Row:
+    """One offer: what it costs in the end (in the plan's currency; None when that is unknown), and why it is not or
+    is taken.
+    """
+
+    offer: Offer
+    total: Decimal | None
+    why: str
+
+
+@dataclass(frozen=True)
+class SpotChoice:
+    """The best spot offer beside the best one on demand."""
+
+    spot: Offer
+    demand: Offer
+    reclaims_per_h: float  # that were counted with
+    breakeven_per_h: float | None  # at which both cost the same; None: on demand is never dearer
+
+
+def rows(plan: Plan, offers: Iterable[Offer]) -> list[Row]:
+    """All offers, cheapest in the end first, each with why it is not the chosen one; the chosen one says so."""
+    cap = "max_price" if plan.price_cap_given else "the price cap"
+    reasons = {id(out.offer): out.why.replace("max_price", cap) for out in plan.left_out}
+    found = []
+    for offer in offers:
+        if offer is plan.chosen:
+            why = "chosen"
+        else:
+            why = reasons.get(id(offer)) or _dearer(offer, plan)
+        total = in_the_end(offer, plan.policy) if _comparable(offer, plan.policy) else None
+        found.append(Row(offer, total, why))
+    return sorted(found, key=lambda row: (_order(row, plan.policy), row.offer.key))
+
+
+def _comparable(offer: Offer, policy: Policy) -> bool:
+    return policy.work is not None and policy.worth(offer.currency) is not None
+
+
+def _order(row: Row, policy: Policy) -> tuple[bool, Decimal, Decimal]:
+    worth = policy.worth(row.offer.currency)
+    hourly = row.offer.hourly * (worth or 1)
+    return worth is None, row.total if row.total is not None else hourly, hourly
+
+
+def _dearer(offer: Offer, plan: Plan) -> str:
+    """Why an offer that may be taken is not the best."""
+    policy, chosen = plan.policy, plan.chosen
+    if policy.work is None or chosen is None:
+        return "not cheaper than the chosen one"
+    worth, best = policy.worth(offer.currency) or Decimal(1), policy.worth(chosen.currency) or Decimal(1)
+    if offer.hourly * worth >= chosen.hourly * best:
+        total, least = in_the_end(offer, policy), in_the_end(chosen, policy)
+        return "not cheaper than the chosen one" if total >= least else "its pool was reclaimed lately"
+    return "cheaper an hour, not in the end: " + (", ".join(_burdens(offer, policy)) or "about the same")
+
+
+def _burdens(offer: Offer, policy: Policy) -> Iterator[str]:
+    """What makes a low price an hour a high one in the end."""
+    work = policy.work
+    assert work is not None
+    rate = work.reclaims.get(offer.provider, work.reclaims_per_h) if offer.spot else 0.0
+    total, machines = machine_seconds(offer, work, rate)
+    if math.isinf(total):
+        yield f"{rate:.2g} reclaims an hour eat all progress"
+        return
+    if machines > NOTICEABLE:
+        yield f"{machines - 1:.1f} reclaims expected"
+    billed = billed_seconds(total / machines, offer) * machines
+    if billed > total * NOTICEABLE:
+        yield f"billed for {billed / 3600:.1f} h"
+    own = work.run_on.get(f"{offer.gpu}:{offer.gpu_count}")
+    if own is not None and own > work.run_s * NOTICEABLE:
+        yield f"took {own / 3600:.1f} h there before"
+
+
+def removed(plan: Plan) -> list[tuple[str, int]]:
+    """(filter, how many offers it removed), in the order in which they apply; filters that removed none are left
+    out.
+    """
+    counts = Counter(out.by for out in plan.left_out)
+    return [(name, counts[name]) for name in FILTERS if counts[name]]
+
+
+def funnel(ask: Ask, offers: Iterable[Offer]) -> list[tuple[str, int]]:
+    """(key of the spec, how many of the remaining offers it removes), when nothing at all satisfies an ask.
+
+    `offers` are those of the ask's GPUs alone.
+    """
+    left = list(offers)
+    steps = (
+        ("regions", lambda offer: not ask.regions or offer.region in ask.regions),
+        ("spot", lambda offer: ask.spot in (None, offer.spot)),
+        ("cpus", lambda offer: offer.cpus >= ask.cpus_min),
+        ("memory", lambda offer: offer.memory >= ask.memory_min),
+        ("disk", lambda offer: offer.disk >= ask.disk_min),
+    )
+    found = []
+    for key, keeps in steps:
+        kept = [offer for offer in left if keeps(offer)]
+        if len(kept) < len(left):
+            found.append((key, len(left) - len(kept)))
+        left = kept
+    return found
+
+
+def spot_choice(plan: Plan) -> SpotChoice | None:
+    """Spot against on demand, where both may be taken and the job's length is known."""
+    work, policy = plan.policy.work, plan.policy
+    spot = next((offer for offer in plan.ranked if offer.spot), None)
+    demand = next((offer for offer in plan.ranked if not offer.spot), None)
+    if work is None or spot is None or demand is None:
+        return None
+    worth = policy.worth(spot.currency) or Decimal(1)
+    most = to_finish(demand, work) * (policy.worth(demand.currency) or Decimal(1))
+    rate = work.reclaims.get(spot.provider, work.reclaims_per_h)
+    return SpotChoice(spot, demand, rate, breakeven_reclaims(spot, worth, most, work))

@@ -1,0 +1,67 @@
+"""What earlier runs teach about the next one: how long it takes, how long a start takes, how often spot goes.
+
+Rules: medians of the newest runs, from the books alone, so that plan and controller know the same. A rate of reclaims
+leans on the guess until there are hours enough to trust it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.store import Store
+
+RUNS = 5  # newest finished runs of a name: older ones were other code
+STARTUP_S = 600.0  # the guess before the first run: boot, data and setup of an ordinary machine
+RECLAIMS_PER_H = 0.2  # the guess: spot machines live 2 to 7 h on average in published traces
+RECLAIM_PRIOR_H = 10.0  # hours of spot that weigh as much as the guess
+RECLAIM_WINDOW_S = 90 * 86_400.0  # pools change with the seasons
+
+
+@dataclass(frozen=True)
+class History:
+    """What the books know; None and empty where they know nothing yet."""
+
+    run_s: float | None = None  # median of done runs, setup and rework included
+    runs: int = 0  # how many that is
+    run_on: Mapping[str, float] = field(
+        default_factory=dict
+    )  # "<class>:<cards>" -> median of those that ran there only
+    startup_s: float | None = None  # median, order of a machine to order of the run
+    reclaims: Mapping[str, float] = field(default_factory=dict)  # provider -> reclaims of a spot machine an hour
+    spot_hours: float = 0.0  # what those rates rest on
+
+
+UNKNOWN = History()
+
+
+def history_of(store: Store, name: str, now: float) -> History:
+    """What the books know for the next run of `name`."""
+    lasted: dict[str, float] = {}
+    places: dict[str, set[str]] = {}
+    startups: list[float] = []
+    for row in store.past_runs(name):
+        if row.job not in lasted and len(lasted) == RUNS:
+            continue
+        lasted[row.job] = lasted.get(row.job, 0.0) + max(0.0, row.ended_at - row.ordered_at)
+        places.setdefault(row.job, set()).add(row.gpu)
+        startups.append(max(0.0, row.ordered_at - row.rented_at))
+    on: dict[str, list[float]] = {}
+    for job, gpus in places.items():
+        if len(gpus) == 1:
+            on.setdefault(next(iter(gpus)), []).append(lasted[job])
+    use = store.spot_use(now - RECLAIM_WINDOW_S, now)
+    return History(
+        run_s=median(lasted.values()) if lasted else None,
+        runs=len(lasted),
+        run_on={gpu: median(times) for gpu, times in on.items()},
+        startup_s=median(startups) if startups else None,
+        reclaims={
+            provider: (count + RECLAIMS_PER_H * RECLAIM_PRIOR_H) / (hours + RECLAIM_PRIOR_H)
+            for provider, (count, hours) in use.items()
+        },
+        spot_hours=sum(hours for _, hours in use.values()),
+    )
