@@ -19,7 +19,7 @@ from orchestrator import adoption, held
 from orchestrator.doubt import DOUBTS
 from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
 from orchestrator.records import keep_job
-from orchestrator.store import Fenced, NoSuchJob, StoreBroken, StoreBusy, StoreError, StoreFull
+from orchestrator.store import Fenced, StoreBroken, StoreBusy, StoreError, StoreFull
 from orchestrator.store.rows import Request
 from orchestrator.successor import deadline, end_for
 
@@ -126,7 +126,7 @@ def _apply(loop: Loop, args: Mapping[str, Any]) -> Answer:
     """A new job, an edit of a live one, or the answer of a finished one."""
     wish, mode = args["job"], str(args.get("mode", "new"))
     _refuse_doubt(loop)
-    old = _newest(loop, str(wish["name"]))
+    old = loop.store.newest_of(str(wish["name"]))
     if old is not None and old.terminal_at is None:
         return _apply_to_live(loop, old, wish, args, mode)
     if old is not None and mode == "new":
@@ -288,7 +288,7 @@ def _resume(loop: Loop, args: Mapping[str, Any]) -> Answer:
         raise NotNow(f"{old.name} is not over; `gpujob extend {old.name} TIME` moves its end")
     if old.outcome is Outcome.DONE:
         raise NotNow(f"{old.name}.{old.run} is done; `gpujob apply --again` runs it anew")
-    newest = _newest(loop, old.name)
+    newest = loop.store.newest_of(old.name)
     if newest is not None and newest.id != old.id and newest.terminal_at is None:
         raise NotNow(f"{newest.name}.{newest.run} is live")
     spec = {**old.spec, **{k: str(args[k]) for k in ("ttl", "budget") if args.get(k)}}
@@ -308,13 +308,6 @@ def _resume(loop: Loop, args: Mapping[str, Any]) -> Answer:
         "spool": args.get("spool"),
     }
     return _create(loop, wish, old)
-
-
-def _newest(loop: Loop, name: str) -> Job | None:
-    try:
-        return loop.store.job(loop.store.find(name).job)
-    except NoSuchJob:
-        return None
 
 
 def _money(value: object) -> Decimal | None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from orchestrator.model import Job
 from orchestrator.store.connection import Connection
 from orchestrator.store.errors import NoSuchJob
-from orchestrator.store.rows import JobRef
+from orchestrator.store.rows import JobRef, build
 
 _REF = re.compile(r"(?P<name>[^@/]+?)(?:\.(?P<run>[0-9]+))?(?:@(?P<attempt>[0-9]+))?(?:/(?P<leg>.+))?")
 
@@ -109,6 +110,11 @@ class Listing(Connection):
             raise self._unknown(name, run)
         found = JobRef(row["id"], row["name"], row["run"], None, match["leg"] or "")
         return self._with_attempt(found, match["attempt"])
+
+    def newest_of(self, name: str) -> Job | None:
+        """The newest run of exactly this name; no search for what else could be meant."""
+        row = self._one("newest_run", name=name)
+        return None if row is None else build(Job, self._rows("job", id=row["id"])[0])
 
     def _unknown(self, name: str, run: str | None) -> NoSuchJob:
         runs = [row["run"] for row in self._rows("runs_of_name", name=name)]
