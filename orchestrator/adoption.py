@@ -261,7 +261,8 @@ def _refresh(loop: Loop, seen: Seen) -> None:
 def _hold(loop: Loop, seen: Seen, record: RentalRecord | None, now: float, why: str) -> Rental:
     """Kept until its own end, and nothing else: we cannot do more for it without harm."""
     job = _orphan(loop, seen, record, now)
-    end = parse_status(seen.status).end if seen.status is not None else None
+    proven = record is None or record.nonce == seen.nonce
+    end = parse_status(seen.status).end if seen.status is not None and proven else None
     guess = max((seen.created_at or now) + UNKNOWN_LIFE_S, now + LEAST_LEFT_S)
     known = end or seen.ends_at
     rental = replace(_rental(loop, seen, record, job.id, known or guess, now), ready_at=now)

@@ -417,7 +417,8 @@ class Loop:
     def watch(self, facts: Facts, spec: JobSpec) -> None:
         """Keep a connection to every live machine, and to no other."""
         for rental in facts.rentals:
-            if rental.rental.phase is RentalPhase.LIVE:
+            # An orphan is kept untouched: whether we reach it says nothing about it
+            if rental.rental.phase is RentalPhase.LIVE and facts.job.reason is not Reason.ORPHAN:
                 self.machines.watch(rental, facts.job, spec)
             else:
                 self.machines.unwatch(rental.rental.id)
