@@ -142,10 +142,11 @@ def _event(loop: Loop, job: str, rental: str, event: Mapping[str, Any]) -> None:
         loop.board.sample(job, rental, event)
     elif kind in TOLD:
         words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
-        loop.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
         run = _run_of(loop, job, rental, key)
-        if kind == "stage" and event.get("state") == "start" and run is not None:
-            # What people read as SETUP or RUNNING
-            loop.store.progress_seen(job, run.task, run.n, now, phase=str(event.get("stage"))[:20])
+        with loop.store.transaction():
+            loop.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
+            if kind == "stage" and event.get("state") == "start" and run is not None:
+                # What people read as SETUP or RUNNING
+                loop.store.progress_seen(job, run.task, run.n, now, phase=str(event.get("stage"))[:20])
     if kind in ("exit", "notice") or key:
         loop.touch(job)

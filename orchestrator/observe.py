@@ -74,11 +74,14 @@ class Observer:
         """One machine was given up by absence or silence."""
         self._doubtful.append(now)
 
-    def brake(self, now: float, open_rentals: int) -> bool:
+    def brake(self, now: float) -> bool:
         """Whether so many were given up lately that the next one must wait for a person or for time."""
         while self._doubtful and now - self._doubtful[0] > BRAKE_WINDOW_S:
             self._doubtful.popleft()
-        return len(self._doubtful) >= max(BRAKE_MIN, BRAKE_SHARE * open_rentals) if open_rentals > BRAKE_MIN else False
+        if len(self._doubtful) < BRAKE_MIN:
+            return False  # mostly so: the machines are counted only when it matters
+        machines = sum(1 for seen in self.rentals.values() if seen.sight.instance is not None)
+        return machines > BRAKE_MIN and len(self._doubtful) >= BRAKE_SHARE * machines
 
     def saw_light(self) -> None:
         """Some provider or machine answered."""
@@ -101,7 +104,6 @@ class Observer:
         spent = store.spent_by_rental(job.id)
         assignments = store.assignments(job.id)
         rentals = tuple(self._rental(r, spent) for r in store.rentals(job.id))
-        open_count = sum(1 for s in self.rentals.values() if s.sight.instance is not None)
         prepared = {f"{r.rental.id}/{run}" for r in rentals for run in self.of(r.rental.id).prepared}
         left = {a.key for a in assignments if a.rental in self.rentals and self.of(a.rental).checkpoints_left(a.key)}
         return Facts(
@@ -123,7 +125,7 @@ class Observer:
             checkpoints_left=frozenset(left),
             limits_left=limits_left,
             cut_off=self.cut_off(now),
-            brake=self.brake(now, open_count),
+            brake=self.brake(now),
             settled=self.settled or not any(r.rental.open for r in rentals),
         )
 
