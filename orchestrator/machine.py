@@ -207,7 +207,7 @@ class Machines:
         if job.snapshot:
             self._send_code(job, target, str(folders["code"]))
         for source in context.spec.data:
-            self._send_data(context, connection, Path(job.base_dir, source.source), str(folders["data"]), source.path)
+            self._send_data(context, connection, Path(job.base_dir, Path(source.source).expanduser()), str(folders["data"]), source.path)
         if run.resume_hash:
             self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}")
         return {"seconds": time.monotonic() - began}
@@ -242,7 +242,10 @@ class Machines:
         ours = source.is_dir() and not path.startswith("/")
         sync.push(connection.target, source, remote, copy_links=True, delete=ours)
         seen = connection.agent("manifest", {"path": remote, "hash": True, "pattern": ""}, 600.0)
-        differences = datasets.compare(now, seen.get("files", []))
+        files = seen.get("files", [])
+        if not source.is_dir() and len(files) == 1:  # `path` may give a single file another name there
+            files = [{**files[0], "path": source.name}]
+        differences = datasets.compare(now, files)
         if differences:
             raise WorkFailed(
                 f"data {path}: {differences[0]}" + (f" (and {len(differences) - 1} more)" if differences[1:] else "")
