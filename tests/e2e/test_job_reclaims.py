@@ -97,3 +97,43 @@ def test_losses_without_progress_end_the_job(tmp_path: Path) -> None:
         assert "3 attempts in a row were lost without a new checkpoint" in job.detail
         assert len([r for r in world.rentals("stuck") if r.provider_id]) <= 6
         world.assert_clean("stuck")
+
+
+def test_a_program_that_looks_into_its_own_folder_finds_its_checkpoint_there(tmp_path: Path) -> None:
+    run = """
+last=$(ls "$GPUJOB_CKPT" | sed -n 's/^epoch-//p' | sort -n | tail -1); step=${last:-0}; echo "start at $step"
+while [ "$step" -lt 24 ]; do
+  step=$((step + 1)); echo "step=$step"
+  [ $((step % 8)) -ne 0 ] || echo "$step" > "$GPUJOB_CKPT/epoch-$step"
+  sleep 0.2
+done
+"""
+    with World(tmp_path) as world:
+        keys = {"pattern": "epoch-{n}", "every": "1s", "resume": "folder"}
+        world.apply(world.spec("folder", run, spot=True, checkpoint=keys))
+        world.until(lambda: world.checkpoints("folder"), "a first checkpoint is durable")
+        world.kill_machine(world.rentals("folder")[0].id)
+        job = world.wait("folder")
+        assert job.outcome is Outcome.DONE
+        second = world.runs("folder")[1]
+        assert second.resume_step in (8, 16)
+        text = world.log("folder", 2).decode()
+        assert text == f"start at {second.resume_step}\n" + "".join(
+            f"step={n}\n" for n in range(second.resume_step + 1, 25)
+        )
+        assert max(row.step for row in world.checkpoints("folder")) == 24
+
+
+def test_local_data_that_changed_since_apply_is_not_trained_on(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        (world.project / "words.txt").write_text("alpha\n")
+        run = ': $GPUJOB_RESUME_FROM; cat "$GPUJOB_DATA/w"; [ "$GPUJOB_ATTEMPT" != 1 ] || sleep 60'
+        world.apply(world.spec("drift", run, data=[{"from": "words.txt", "path": "w"}], **SPOT))
+        world.until_said("drift", "alpha")
+        (world.project / "words.txt").write_text("bravo\n")
+        world.kill_machine(world.rentals("drift")[0].id)
+        job = world.wait("drift", code=1)
+        assert (job.outcome, job.reason) == (Outcome.FAILED, Reason.DATA)
+        assert "words.txt has changed since apply" in job.detail
+        assert world.log("drift", 2) == b""
+        world.assert_clean("drift")
