@@ -207,7 +207,8 @@ class Machines:
         if job.snapshot:
             self._send_code(job, target, str(folders["code"]))
         for source in context.spec.data:
-            self._send_data(context, connection, Path(job.base_dir, Path(source.source).expanduser()), str(folders["data"]), source.path)
+            local = Path(job.base_dir, Path(source.source).expanduser())
+            self._send_data(context, connection, local, str(folders["data"]), source.path)
         if run.resume_hash:
             self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}")
         return {"seconds": time.monotonic() - began}
