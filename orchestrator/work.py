@@ -177,10 +177,12 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     facts, row = draft.facts, rental.rental
     draft.say("SETUP", "bringing code and data")
     why = ending(draft, rental)
+    if not rental.machine.connected:
+        # The order may have left, and its answer died with an earlier controller: only the machine knows what runs
+        _stop_unreachable(draft, rental, why)
+        return
     if why is not None and assignment.key not in rental.machine.runs:
         stop_without_run(draft, rental, why)
-        return
-    if not rental.machine.connected:
         return
     if f"{row.id}/{assignment.key}" in facts.prepared or assignment.key in rental.machine.runs:
         draft.do(SendOrder(row.id, assignment.task, assignment.n), "everything is verified there")

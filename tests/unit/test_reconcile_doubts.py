@@ -10,8 +10,9 @@ import pytest
 from core_facts import HOUR, T0
 
 from orchestrator import actions as act
-from orchestrator.model import Decision, Outcome, Reason, Sight, Unknown
+from orchestrator.model import Decision, Outcome, Reason, Sight, SignalWhy, Unknown
 from orchestrator.reconcile import reconcile
+from providers.base import Notice
 
 
 def decide(*rentals: object, policy=cf.POLICY, **changes: object) -> Decision:
@@ -124,3 +125,28 @@ def test_the_wait_for_capacity_is_looked_at_when_it_ends() -> None:
     assert waiting.wake_at == T0 + 605
     [outcome] = of(decide(policy=policy, job=cf.job(first_rental_at=None, wait_since=T0 + 590)), act.SetOutcome)
     assert (outcome.outcome, outcome.reason) == (Outcome.FAILED, Reason.NO_CAPACITY)
+
+
+def test_a_run_whose_order_may_have_left_is_not_given_up_unseen() -> None:
+    """The controller died between the order and its answer; a reclaim is announced before the machine answers again."""
+    notice = Notice(T0 + 615)
+    unordered = (cf.assignment(ordered_at=None),)
+    seen = replace(cf.live().sight, instance=cf.instance(notice=notice))
+    deaf = cf.live(sight=seen, machine=cf.machine(connected=False))
+    decision = decide(deaf, assignments=unordered)
+    assert not of(decision, act.Release)
+    running = cf.live(sight=seen, machine=cf.machine(runs={"t0.1": cf.run()}, notice=notice))
+    assert of(decide(running, assignments=unordered), act.SendOrder)
+    [signal] = of(decide(running, assignments=(cf.assignment(),)), act.SendSignal)
+    assert signal.why is SignalWhy.INTERRUPTION
+    idle = cf.live(sight=seen, machine=cf.machine(notice=notice))
+    assert of(decide(idle, assignments=unordered), act.Release)[0].reason is Reason.INTERRUPTED
+
+
+def test_a_cancel_waits_a_moment_for_a_machine_whose_run_is_unknown() -> None:
+    deaf = cf.live(machine=cf.machine(connected=False))
+    unordered = (cf.assignment(ordered_at=None),)
+    soon = decide(deaf, assignments=unordered, job=cf.job(cancel_at=T0 + 590))
+    assert not of(soon, act.SetOutcome)
+    late = decide(deaf, assignments=unordered, job=cf.job(cancel_at=T0 + 560))
+    assert of(late, act.SetOutcome)[0].outcome is Outcome.CANCELLED
