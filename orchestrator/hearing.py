@@ -42,13 +42,13 @@ def take_listing(loop: Loop, message: Listed) -> None:
         loop.observer.saw_dark(loop.clock.boot())
     else:
         loop.observer.saw_light()
-    part_of = _parts(message.listing)
+    part_of, dead = _parts(message.listing), loop.accounts.caps(message.provider).dead_statuses
     for rental in loop.store.open_rentals():
         if region_of(rental) != region:
             continue
         seen = loop.observer.of(rental.id)
         before = seen.sight
-        seen.listed(rental, part_of(rental), message.began, loop.clock.boot())
+        seen.listed(rental, part_of(rental), message.began, loop.clock.boot(), dead)
         steady = _lasting(seen.sight) == _lasting(before)
         if not steady or rental.phase is not RentalPhase.LIVE:
             loop.touch(rental.job)

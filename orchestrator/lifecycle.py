@@ -157,9 +157,8 @@ def _silent(draft: Draft, facts: RentalFacts) -> None:
     _look(draft, facts, since=machine.lost_at or rental.created_at, why="the machine does not answer")
     if draft.facts.brake or draft.facts.cut_off:
         return
-    if sight.got == "missing" or absent(sight, facts.caps, 2, 0.0):
-        born = rental.create_sent_at or rental.created_at
-        if draft.now - born >= max(60.0, facts.caps.list_lag_s) and sight.absent_count >= 1:
+    if sight.got == "missing":
+        if _vanished(draft, facts):
             draft.do(Release(rental.id, Reason.INTERRUPTED, "no longer known to the provider", interrupted=True))
         return
     if rental.ready_at is None:
@@ -168,6 +167,16 @@ def _silent(draft: Draft, facts: RentalFacts) -> None:
         minutes = int(machine.failed_awake_s // 60)
         detail = f"no SSH for {minutes} min while the provider says {sight.got.status}"
         draft.do(Release(rental.id, Reason.UNREACHABLE, detail, interrupted=True), "unreachable for too long")
+
+
+def _vanished(draft: Draft, facts: RentalFacts) -> bool:
+    """A point-get says missing, and so do enough listings: one of each is what a lagging replica says of a healthy
+    machine. One that never answered may also still be on its way into the provider's view.
+    """
+    rental, policy = facts.rental, draft.policy
+    if rental.ready_at is None:
+        return never_seen(draft, facts)
+    return absent(facts.sight, facts.caps, policy.absence_count, policy.absence_span_s)
 
 
 def _never_ready(draft: Draft, facts: RentalFacts) -> None:

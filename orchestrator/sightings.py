@@ -7,7 +7,7 @@ sets the count back to nothing, and time in which nobody looked is no evidence (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,8 +33,14 @@ class Sightings:
 
     # --- the provider's word ------------------------------------------------------------------------------------------
 
-    def listed(self, rental: Rental, listing: Listing | Unknown, began: float, boot: float) -> None:
-        """One listing of the rental's account and region, begun at `began` (UTC)."""
+    def listed(
+        self, rental: Rental, listing: Listing | Unknown, began: float, boot: float, dead: Container[str] = ()
+    ) -> None:
+        """One listing of the rental's account and region, begun at `began` (UTC); `dead` are its final statuses.
+
+        A listing that shows the machine alive says nothing of what it will leave behind: a disk shows on its own
+        only after the machine's death.
+        """
         if isinstance(listing, Unknown):
             self.absent_since_boot = None
             self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)
@@ -44,10 +50,11 @@ class Sightings:
         mine = [i for i in listing.instances if _is(i, rental)]
         others = tuple(r for r in listing.others if r.tag is not None and r.tag.rental == rental.id)
         kept = _kept(mine, rental)
+        lives = kept is not None and kept.status not in dead
         self.sight = replace(
             self.sight,
             others=others,
-            others_absent_count=0 if others else self.sight.others_absent_count + 1,
+            others_absent_count=0 if others or lives else self.sight.others_absent_count + 1,
             duplicates=tuple(i for i in mine if i is not kept),
         )
         if kept is not None:
