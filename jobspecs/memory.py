@@ -213,7 +213,7 @@ def _full(model: Model) -> Estimate:
         states.append(Part("buffers", max(0.0, allowance - activations)))
     else:
         states.append(Part("activations", allowance))
-        assumed = ("activations and buffers of 4 bytes a parameter: give --batch and --seq-len",)
+        assumed = ("activations and buffers of 4 bytes a parameter, for want of batch and seq_len",)
     high = sum(part.gb for part in states)
     return Estimate(model, tuple(states), one * FULL_LOW, high, high, high, "gradient checkpointing", assumed)
 

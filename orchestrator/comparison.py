@@ -132,8 +132,12 @@ def funnel(ask: Ask, offers: Iterable[Offer]) -> list[tuple[str, int]]:
 def spot_choice(plan: Plan) -> SpotChoice | None:
     """Spot against on demand, where both may be taken and the job's length is known."""
     work, policy = plan.policy.work, plan.policy
-    spot = next((offer for offer in plan.ranked if offer.spot), None)
-    demand = next((offer for offer in plan.ranked if not offer.spot), None)
+    allowed = list(plan.ranked)
+    if not plan.price_cap_given:  # the cap follows from the offer that was chosen, and must not decide the comparison
+        allowed += [out.offer for out in plan.left_out if out.by == "max_price"]
+    allowed.sort(key=lambda offer: in_the_end(offer, policy))
+    spot = next((offer for offer in allowed if offer.spot), None)
+    demand = next((offer for offer in allowed if not offer.spot), None)
     if work is None or spot is None or demand is None:
         return None
     worth = policy.worth(spot.currency) or Decimal(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,9 @@ class Busy:
     by_day: Mapping[int, float] = field(default_factory=dict)  # UTC day number -> busy seconds
 
 
+UNSEEN = Busy()
+
+
 def read_events(path: Path) -> Iterator[Mapping[str, Any]]:
     """The stored events of one machine, oldest first; none when there is no file."""
     try:
@@ -77,17 +81,26 @@ def stages_of(events: Iterable[Mapping[str, Any]]) -> list[Stage]:
     return [*found, *(Stage(*key, at, last) for key, at in open_since.items())]
 
 
-def phases_of(rental: Rental, runs: Sequence[Assignment], stages: Sequence[Stage], until: float) -> dict[str, float]:
-    """Seconds of each phase of one machine from its order until `until`; their sum is what is billed."""
+def phases_of(
+    rental: Rental, runs: Sequence[Assignment], stages: Sequence[Stage], until: float,
+    window: tuple[float, float] = (0.0, math.inf),
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of each phase of one machine from its order until `until`; their sum is what is billed.
+
+    Of a machine that was rented beyond `window` only the seconds within it count; what the provider's minimum and
+    steps add belongs to its end.
+    """
     start = rental.create_sent_at or rental.created_at
     until = max(start, until)
     spans = [span for span in _spans(rental, runs, stages, start, until) if span[1] > span[0]]
     seconds = dict.fromkeys(PHASES, 0.0)
-    cuts = sorted({start, until, *(at for span in spans for at in span[:2] if start < at < until)})
+    first, last = max(start, window[0]), min(until, window[1])
+    cuts = sorted({first, last, *(at for span in spans for at in span[:2] if first < at < last)})
     for low, high in itertools.pairwise(cuts):
         covering = [phase for since, end, phase in spans if since <= low and high <= end]
         seconds[covering[-1] if covering else "unassigned"] += high - low
-    seconds["rounding"] = max(0.0, billed_seconds(until - start, rental.offer) - (until - start))
+    if until <= window[1]:
+        seconds["rounding"] = max(0.0, billed_seconds(until - start, rental.offer) - (until - start))
     return seconds
 
 

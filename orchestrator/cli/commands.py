@@ -45,6 +45,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "offers": ("what can be rented now, cheapest first", "offers"),
     "estimate": ("the GPU memory that a model needs, and the cards that hold it", "estimate"),
     "breakeven": ("from which use on owning is cheaper than renting", "breakeven"),
+    "report": ("what was spent, on what, and how much of it computed", "report"),
     "audit": ("what bills at every provider, against the books: exit 3 when something unknown does", "audit"),
     "adopt": ("take machines that the books do not know back, without harming what runs", "adopt"),
     "prune": ("release machines under our own tag that the books do not know", "adopt"),
@@ -57,7 +58,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare login host report diagnose diff top".split())
+LATER = frozenset("compare login host diagnose diff top".split())
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {

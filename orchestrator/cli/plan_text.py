@@ -81,7 +81,7 @@ def _offers(prepared: Prepared) -> Iterator[str]:
     shown = rows[:OFFERS_SHOWN]
     if plan.chosen and all(row.offer is not plan.chosen for row in shown):
         shown = [*shown[:-1], next(row for row in rows if row.offer is plan.chosen)]
-    play = {each.provider for each in plan.quotes if each.caps and each.caps.play}
+    play = _play(plan)
     total = ("IN ALL",) if plan.policy.work is not None else ()
     yield table(
         ("PROVIDER", "REGION", "GPU", "SPOT", "PRICE/H", *total, "WHY"),
@@ -100,6 +100,15 @@ def _offers(prepared: Prepared) -> Iterator[str]:
     counts = ", ".join(f"{count} by {name}" for name, count in removed(plan))
     if counts:
         yield f"left out   {counts}"
+
+
+def _play(plan: Plan) -> set[str]:
+    """Providers whose money is not real."""
+    return {each.provider for each in plan.quotes if each.caps and each.caps.play}
+
+
+def _cards(offer: Offer) -> str:
+    return f"{offer.gpu_count} x {offer.gpu}" if offer.gpu_count > 1 else offer.gpu
 
 
 def _total(amount: Decimal | None, plan: Plan, play: bool) -> str:
@@ -155,12 +164,11 @@ def _memory(prepared: Prepared) -> Iterator[str]:
     if not small:
         return
     largest = max(small, key=lambda offer: offer.vram_gb * offer.gpu_count)
-    cards = f"{largest.gpu_count} x {largest.gpu} ({gb(largest.vram_gb * largest.gpu_count)})"
-    price = ""
-    if prepared.bigger is not None:
-        offer = prepared.bigger
-        name = f"{offer.gpu_count} x {offer.gpu}" if offer.gpu_count > 1 else offer.gpu
-        price = f"; bigger card: {name} at {offer.provider} costs {money(offer.hourly, offer.currency, plan.play)}/h"
+    cards = f"{_cards(largest)} ({gb(largest.vram_gb * largest.gpu_count)})"
+    offer = prepared.bigger
+    if offer is not None:
+        hourly = money(offer.hourly, offer.currency, offer.provider in _play(plan))
+        price = f"; bigger card: {_cards(offer)} at {offer.provider} costs {hourly}/h"
     else:
         price = f"; {bigger(found)}"
     how = "is too small" if found.model.method == "inference" else "fits only with ZeRO-3 or offload, which is slower"
