@@ -33,6 +33,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "ps": ("list jobs", "ps"),
     "describe": ("one job: phases, attempts, machines, money, what happens next", "describe"),
     "logs": ("show or follow a job's log", "logs"),
+    "diagnose": ("why a job or a log failed, and what helps; also from a pipe", "diagnose"),
     "ssh": ("open a shell on the job's machine", "shell"),
     "attach": ("look into the job's terminal (tmux)", "shell"),
     "forward": ("forward the job's ports to this computer", "shell"),
@@ -58,7 +59,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare login host diagnose diff top".split())
+LATER = frozenset("compare login host diff top".split())
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {
