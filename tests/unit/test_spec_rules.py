@@ -91,6 +91,11 @@ def test_paths_that_are_fine(path: str) -> None:
     [
         ("secrets: [A]\nenv: {A: 1}", "env.A", "is in secrets too"),
         ("data: [{from: ./a, path: x}, {from: ./b, path: x/}]", "data[1].path", "data[0] lands in x/ too"),
+        ("model: {params: 0B}", "model.params", "not a number of parameters"),
+        ("model: {params: 7B, method: full, dtype: int4}", "model.dtype", "no int4 weights"),
+        ("model: {params: 7B, kv_heads: 8}", "model.kv_heads", "need heads"),
+        ("model: {params: 7B, heads: 4, kv_heads: 8}", "model.kv_heads", "need heads, which is 4"),
+        ("budget: 9 USD\nmax_price: 8 CNY", "max_price", "is in CNY and budget in USD"),
         ("grace: {time: 12h}", "grace.time", "not within ttl 12h"),
         ("hold_on_failure: 13h", "hold_on_failure", "not within ttl 12h"),
         ("sweep: {list: [{a: 1}], budget: 1}\nreplicas: 3", "replicas", "replicas and sweep cannot be combined"),
