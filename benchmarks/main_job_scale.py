@@ -88,8 +88,7 @@ def hosts(desk: Desk) -> tuple[LocalProvider, list[dict[str, Any]]]:
         endpoint = found.endpoint
         assert endpoint is not None
         _order(found, endpoint, folder)
-        home = provider.folder(made.ref) / "root/home"
-        (keys,) = home.rglob("authorized_keys")
+        keys = provider.folder(made.ref) / "etc/authorized_keys"
         shared.append({
             "host": endpoint.host, "port": endpoint.port, "user": endpoint.user, "host_key": found.host_keys[0],
             "nonce": NONCE, "authorized_keys": str(keys),

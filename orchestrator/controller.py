@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import resource
 import signal
 import sys
 import time
@@ -22,6 +23,9 @@ from orchestrator.home import Home
 
 if TYPE_CHECKING:
     from orchestrator.loop import Loop
+
+
+FILES = 65_536  # open files for some ten thousand machines
 
 
 class AnotherController(Exception):
@@ -46,6 +50,14 @@ def hold_lock(path: Path, wait_s: float = 0.0) -> int:
     return fd
 
 
+def raise_file_limit() -> None:
+    """As many open files as the system allows: a kept connection takes five, and 1,024 is the usual soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main(ready: Callable[[Loop], None] | None = None) -> int:
     """Run until told to stop. Exit 0 after a stop, 3 when it could not start; the reason goes to stderr."""
     home = Home.from_env().make()
@@ -54,6 +66,7 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
     except AnotherController as error:
         print(f"gpujob: {error}; `gpujob controller status` shows it", file=sys.stderr)
         return 3
+    raise_file_limit()
     from orchestrator.door import Door
 
     door = Door(home.socket)  # from here on requests are taken; what is slow to import comes after

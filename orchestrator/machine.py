@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -329,16 +330,18 @@ class Machines:
         folders = self._ask(rental, "prepare", job=job.id)
         plan = plan_of(context.spec, job, run, f"{folders['out_root']}/{run.key}")
         began = time.monotonic()
-        found = artifacts.collect(
-            connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, plan=plan,
-            final=effect.final, success=effect.success if effect.final else None,
-        )  # fmt: skip
-        rate = _rate(found.bytes, began)
-        if not effect.final:
+        with ThreadPoolExecutor(1, "record") as beside:  # a list of packages takes as long as most transfers
+            recorded = beside.submit(self._record, context, connection) if effect.final else None
+            found = artifacts.collect(
+                connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, plan=plan,
+                final=effect.final, success=effect.success if effect.final else None,
+            )  # fmt: skip
+            rate = _rate(found.bytes, began)
+        if recorded is None:
             return {"rate": rate, "bytes_left": 0}
         if not found.verified:
             raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
-        record = self._record(context, connection)
+        record = recorded.result()
         published = publish(
             self._home, job=job.id, task=run.task, n=run.n, plan=plan, results=found, success=effect.success,
             checkpoint=resume_choice(listing(self._home, job.id, run.task).manifests),
