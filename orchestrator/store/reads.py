@@ -115,7 +115,7 @@ class Reads(Connection):
         play_providers: frozenset[str] = frozenset({"local"}),
     ) -> Decimal:
         """Real money that counts against a limit: every bill that grew since then, and all that is reserved."""
-        bills = ((bill.amount, bill.currency) for bill in self.ledger(since=since) if not bill.play)
+        bills = ((Decimal(r["amount"]), r["currency"]) for r in self._rows("billed_since", since=since))
         rows = self._rows("reserved_of_all", now=now)
         kept = ((Decimal(r["reserve"]), r["currency"]) for r in rows if r["provider"] not in play_providers)
         return in_currency(bills, currency, rates) + in_currency(kept, currency, rates)
