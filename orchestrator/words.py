@@ -96,7 +96,7 @@ def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], 
     """The picture of one job from its rows: its rentals, oldest first, its runs, and the newest run's stage as seen."""
     rental = rentals[-1] if rentals else None
     run = max(runs, key=lambda each: (each.committed_at, each.n), default=None)
-    if run is not None and (rental is None or run.rental != rental.id):
+    if run is not None and (rental is None or run.rental != rental.id or run.n <= job.replaced_n):
         run = None
     retry = job.spec.get("retry")
     return Picture(
