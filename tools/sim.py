@@ -27,7 +27,9 @@ from sim_swarm import Result, run_seed, story  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev sim", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./dev sim", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--job-days", type=float, default=0.0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")

@@ -33,6 +33,8 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 LATE_SEEN_S = (20.0, 240.0)
 LATE_BIRTH_S = (3600.0, 24 * 3600.0)
 STALE_S = 60.0
+#: For how long a lie may hinder what the controller owes: the longest pause before it asks again, and a margin.
+EXCUSES_S = {"list": 180.0, "get": 60.0, "destroy": 700.0, "expiry": 700.0, "offers": 60.0, "disk": 60.0}
 
 
 def kinds() -> dict[str, Caps]:
@@ -143,7 +145,10 @@ class SimProvider:
             raise Ambiguous("503 Service Unavailable", provider=self.name)
 
     def _hits(self, kind: str) -> bool:
-        return self.world.faults.hits(kind, self.world.heap.now)
+        hit = self.world.faults.hits(kind, self.world.heap.now)
+        if hit:
+            self.world.oracle.disturb_cloud(self.name, EXCUSES_S.get(kind.partition("-")[0], 0.0))
+        return hit
 
     def offers(self, ask: Ask) -> tuple[Offer, ...]:
         self._reach()

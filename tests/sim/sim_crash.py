@@ -30,7 +30,9 @@ def run_nominal(crash_at: tuple[int, ...] = (), extra: dict[str, Shape] | None =
     rng = random.Random(seed)
     shapes = {"preempt-notice": Shape("once", 1), **(extra or {})}
     faults = Faults(rng, shapes, CALM_AT)
-    result = run_seed(seed, faults=faults, crash_at=set(crash_at), clouds=(cloud,), jobs=nominal_job(), restart_s=(1.0,))
+    result = run_seed(
+        seed, faults=faults, crash_at=set(crash_at), clouds=(cloud,), jobs=nominal_job(), restart_s=(1.0,)
+    )
     lies = ", ".join(f"{kind} {shape.shape}" for kind, shape in shapes.items())
     result.how = f" --crash (taps {crash_at}, {cloud}, {lies})"
     return result

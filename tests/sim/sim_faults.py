@@ -60,8 +60,9 @@ class Faults:
             hit = self._seen[kind] == shape.nth
         elif shape.shape == "steady":
             hit = self._rng.random() < CHANCES.get(kind, 0.15)
-        else:
-            hit = any(a <= now < b for a, b in shape.windows) and self._rng.random() < 0.9
+        else:  # `solid`, for tests, is a window without a gap
+            inside = any(a <= now < b for a, b in shape.windows)
+            hit = inside and (shape.shape == "solid" or self._rng.random() < 0.9)
         if hit:
             self.marks[kind, shape.shape] += 1
         return hit

@@ -38,8 +38,8 @@ from providers.base import Caps
 
 if TYPE_CHECKING:
     from sim_controller import Controller
-    from sim_world import World
 
+PAUSE_MAX_S = 700.0  # the longest pause after failures, and a margin
 PUSH_S = 0.3  # from a change on the machine to the controller's queue
 
 
@@ -190,23 +190,27 @@ class SimMachines:
         if self.world.answering_at(link.address) is not link.box:
             self.world.slow(30.0)
             raise Unreachable("no answer", reason="timeout", where=context.rental.id)
-        if self._hits("ssh-cut"):
+        if self._hits("ssh-cut", context):
             link.drop("connection reset")
             raise Unreachable("reset", reason="reset", where=context.rental.id)
         return link.box
 
-    def _hits(self, kind: str) -> bool:
-        return self.world.faults.hits(kind, self.world.heap.now)
+    def _hits(self, kind: str, context: Context) -> bool:
+        hit = self.world.faults.hits(kind, self.world.heap.now)
+        found = self.world.box_of_rental(context.rental.id) if hit and context.rental is not None else None
+        if found is not None:
+            self.world.oracle.disturb_box(found.id, PAUSE_MAX_S)
+        return hit
 
     def _answered(self, context: Context) -> None:
         """The agent has done it; the answer may not arrive."""
-        if self._hits("answer-lost"):
+        if self._hits("answer-lost", context):
             raise Unreachable("reset after the command", reason="reset", where=context.job.id)
 
     def arm(self, context: Context, end: float, caps: Caps) -> None:
         box = self._box(context)
         assert context.rental is not None
-        if self._hits("arm-fails"):
+        if self._hits("arm-fails", context):
             raise AgentRefused("io", "No space left on device", {})
         box.command(self.epoch, context.rental.nonce)
         # The agent measures the end on its own clock from the sender's, so a wrong wall clock shifts nothing here
@@ -246,7 +250,7 @@ class SimMachines:
         box, run = self._box(context), context.assignment
         assert run is not None
         self.world.slow(10.0)
-        if self._hits("prepare-fails"):
+        if self._hits("prepare-fails", context):
             raise TransferError("rsync: connection unexpectedly closed", code=12)
         if run.resume_hash:
             found = [m for m in listing(self.home, context.job.id, run.task).manifests if m.hash == run.resume_hash]
@@ -261,7 +265,7 @@ class SimMachines:
         box, run, job = self._box(context), context.assignment, context.job
         assert run is not None
         self.world.slow(3.0)
-        if self._hits("mirror-fails"):
+        if self._hits("mirror-fails", context):
             raise TransferError("rsync: read error", code=23)
         there = box.runs.get(run.key)
         complete = sorted((c for c in there.checkpoints if c.complete), key=lambda c: c.step) if there else []
@@ -312,7 +316,7 @@ class SimMachines:
         box, run = self._box(context), context.assignment
         assert run is not None
         self.world.slow(5.0 if effect.final else 1.0)
-        if self._hits("collect-fails"):
+        if self._hits("collect-fails", context):
             raise TransferError("rsync: connection reset", code=12)
         if effect.final:
             self.world.results[context.job.id] = (box.id, run.key)

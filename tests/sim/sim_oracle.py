@@ -12,7 +12,6 @@ import sqlite3
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from decimal import Decimal
-
 from typing import TYPE_CHECKING, Any
 
 from sim_box import Box, Run
@@ -145,7 +144,9 @@ class Oracle:
         controller = world.controller
         if controller is None or controller.dead or controller.paused or self._up_since is None:
             return False
-        hindered = max(self._disturbed, self._box_disturbed.get(box.id, 0), self._cloud_disturbed.get(box.cloud.name, 0))
+        hindered = max(
+            self._disturbed, self._box_disturbed.get(box.id, 0), self._cloud_disturbed.get(box.cloud.name, 0)
+        )
         return now - self._up_since > 120.0 and now > hindered
 
     # --- creates ------------------------------------------------------------------------------------------------------
@@ -210,7 +211,8 @@ class Oracle:
                 return "" if any(r.by_itself and r.rc == 0 for r in runs) else "no program has finished"
             case "failed":
                 own = any(r.by_itself and r.rc not in (0, 85, None) for r in runs)
-                return "" if own or job["reason"] not in ("failed", None) else "no program has failed"
+                lost = any(r.by_itself and r.rc == 0 for r in runs) and row["job"] not in self.world.results
+                return "" if own or lost or job["reason"] not in ("failed", None) else "no program has failed"
             case "cancelled":
                 return "" if row["job"] in self.cancelled else "nobody cancelled"
             case "ttl" | "budget":
@@ -309,8 +311,9 @@ class Oracle:
             if old != row["phase"]:
                 self._legal(row["id"], old, row["phase"])
                 self._phases[row["id"]] = row["phase"]
-        for row in self._rows("SELECT id, outcome, terminal_at, spec FROM jobs WHERE id NOT IN (SELECT value FROM json_each(?))",
-                              json.dumps(sorted(self._terminal))):  # fmt: skip
+        over = json.dumps(sorted(self._terminal))
+        sql = "SELECT id, outcome, terminal_at, spec FROM jobs WHERE id NOT IN (SELECT value FROM json_each(?))"
+        for row in self._rows(sql, over):
             if row["outcome"] != self._outcomes.get(row["id"]):
                 self._outcomes[row["id"]] = row["outcome"]
                 self.world.say(row["id"], f"outcome {row['outcome']}")
@@ -341,8 +344,8 @@ class Oracle:
             if box.tag is None or box.tag.rental != rental or not box.alive or not box.bills:
                 continue
             if self._omitted[box.id] < 4 and self.world.heap.now >= box.visible_from:
-                self.broken("AbsenceNeedsEvidence", rental,
-                            f"gone in the books, {box.id} is {box.state}, missed in {self._omitted[box.id]} listings")  # fmt: skip
+                words = f"gone in the books, {box.id} is {box.state}, missed in {self._omitted[box.id]} listings"
+                self.broken("AbsenceNeedsEvidence", rental, words)
 
     def _succeeded_implies_durable(self, job: str) -> None:
         if job not in self.world.results and self._wishes[job].spec.get("artifacts") != "none":
@@ -353,9 +356,9 @@ class Oracle:
 
     def _finish_clean(self, job: str) -> None:
         for box in self.world.boxes():
-            if box.tag is not None and box.tag.job == job and box.bills and box.visible_from <= self.world.heap.now:
-                if self._omitted[box.id] < 4:
-                    self.broken("FinishClean", job, f"terminal while {box.id} bills")
+            mine = box.tag is not None and box.tag.job == job and box.bills
+            if mine and box.visible_from <= self.world.heap.now and self._omitted[box.id] < 4:
+                self.broken("FinishClean", job, f"terminal while {box.id} bills")
         for cloud in self.world.clouds.values():
             for disk in cloud.disks.values():
                 if disk.tag is not None and disk.tag.job == job and disk.gone_at is None:
@@ -392,8 +395,8 @@ class Oracle:
             if not box.bills or not self._ours(box):
                 continue
             if rows is None:
-                rows = {r["id"]: r for r in self._rows(
-                    "SELECT rentals.*, jobs.outcome, jobs.terminal_at FROM rentals JOIN jobs ON jobs.id = rentals.job")}  # fmt: skip
+                sql = "SELECT rentals.*, jobs.outcome FROM rentals JOIN jobs ON jobs.id = rentals.job"
+                rows = {r["id"]: r for r in self._rows(sql)}
             if self.world.reachable(box):
                 self._silent_since.pop(box.id, None)
             else:
@@ -434,7 +437,7 @@ class Oracle:
             self.broken("IdleBounded", box.name, f"{box.id} is {words} and idle for {self._idle[box.id]} s")
 
     def _ttl_hard(self, box: Box, row: sqlite3.Row) -> None:
-        end = max(row["end"], row["wanted_end"])
+        end = max(row["end"], row["wanted_end"], box.born + ORPHAN_S)
         over = self.world.heap.now - end - abs(self.world.clock.skew)
         if over <= TTL_S or row["provider_id"] not in (None, box.id):
             return
@@ -448,7 +451,9 @@ class Oracle:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def all_over(self) -> bool:
-        return bool(self._wishes) and len(self._wishes) == len(self.world.wishes) and self._terminal >= set(self._wishes)
+        return (
+            bool(self._wishes) and len(self._wishes) == len(self.world.wishes) and self._terminal >= set(self._wishes)
+        )
 
     def finish(self) -> None:
         """The calm phase is over: everything must be done, and nothing may bill."""

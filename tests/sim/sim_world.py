@@ -58,6 +58,7 @@ class Wish:
     cancel_now: bool = False
     extend_at: float | None = None
     extend_s: float = 3600.0
+    max_cost: str | None = "100000"  # beyond the config's limits; None: within them
     job: str = ""  # its id, once answered
 
 
@@ -79,6 +80,7 @@ class World:
         self.faults = faults or Faults(self.rng, {}, T0)
         self.wishes = wishes or []
         self.home = Home(state=home, config=home / "config").make()
+        self.home.config_file.write_text("providers:\n" + "".join(f"  {name}: {{}}\n" for name in clouds))
         self.lines: list[tuple[float, str, str]] = []
         self.oracle = Oracle(self)
         self.clouds = {name: Cloud(self, name, caps) for name, caps in kinds().items() if name in clouds}
@@ -90,7 +92,8 @@ class World:
         self.crashes = 0
         self.restart_s: tuple[float, ...] = (1.0, 1.0, 5.0, 600.0)
         self.delay = 0.0
-        self.crash_at_taps: set[int] = set()
+        self.crash_at_taps: set[int] = set()  # counted over all lives
+        self.crash_at_names: dict[str, int] = {}  # at the n-th passing of a name
         self.taps_passed = 0
         self.tap_names: list[str] = []
         self._providers = {name: SimProvider(self, cloud) for name, cloud in self.clouds.items()}
@@ -117,6 +120,9 @@ class World:
         return self.controller.loop.books.deployment if self.controller is not None else ""
 
     def provider(self, name: str, config: ProviderConfig) -> SimProvider:
+        if name not in self._providers:  # one that the controller knows and this user has nothing at
+            caps = next(iter(kinds().values()))
+            self._providers[name] = SimProvider(self, Cloud(self, name, caps))
         return self._providers[name]
 
     def boxes(self) -> list[Box]:
@@ -201,7 +207,9 @@ class World:
     def on_tap(self, name: str) -> None:
         self.taps_passed += 1
         self.tap_names.append(name)
-        if self.taps_passed in self.crash_at_taps:
+        left = self.crash_at_names.get(name, 0)
+        self.crash_at_names[name] = left - 1
+        if self.taps_passed in self.crash_at_taps or left == 1:
             self.say("controller", f"is killed at tap {self.taps_passed} {name}")
             raise Killed(name)
 
@@ -231,7 +239,7 @@ class World:
         spec = from_document(document)
         job = {
             "name": wish.name, "spec": to_document(spec), "spec_hash": spec_hash(spec), "snapshot": "",
-            "base_dir": "/base", "currency": "USD", "owner": "me",
+            "base_dir": "/base", "currency": "USD", "owner": "me", "max_cost": wish.max_cost,
         }  # fmt: skip
         number = self.ask("apply", {"job": job, "mode": "new"})
         self.say("user", f"applies {wish.name}")
