@@ -19,6 +19,7 @@ from providers.base import Ask, Offer
 
 # Keys of a spec by which `placement` leaves offers out, in the order in which it looks.
 FILTERS = ("account", "spot", "model", "currency", "max_price", "capacity")
+PACKAGE_S = 100 * 3600.0  # of the 168 h of a week; weekly prices are mostly those of four or five days
 NOTICEABLE = 1.005  # a total within half a per cent is the same
 
 
@@ -144,3 +145,44 @@ def spot_choice(plan: Plan) -> SpotChoice | None:
     most = to_finish(demand, work) * (policy.worth(demand.currency) or Decimal(1))
     rate = work.reclaims.get(spot.provider, work.reclaims_per_h)
     return SpotChoice(spot, demand, rate, breakeven_reclaims(spot, worth, most, work))
+
+
+def expected_seconds(plan: Plan) -> float | None:
+    """Seconds of machines that the whole job is expected to take on the chosen offer; None when that is unknown."""
+    work, chosen = plan.policy.work, plan.chosen
+    if work is None or chosen is None:
+        return None
+    rate = work.reclaims.get(chosen.provider, work.reclaims_per_h) if chosen.spot else 0.0
+    return machine_seconds(chosen, work, rate)[0]
+
+
+def warnings(plan: Plan, nvlink: bool = True) -> list[str]:
+    """What the chosen offer means for the spec's own limits, in sentences. `nvlink`: its cards have a link."""
+    found: list[str] = []
+    policy, chosen = plan.policy, plan.chosen
+    seconds = expected_seconds(plan)
+    if chosen is None:
+        return found
+    if seconds is not None and seconds > policy.ttl_s and not policy.serve:
+        found.append(f"{_hours(seconds)} with starts and rework are longer than the ttl, which ends the job before")
+    if plan.expected_cost is not None and policy.budget is not None and plan.expected_cost > policy.budget:
+        found.append(
+            f"{plan.expected_cost:.2f} {plan.currency} are expected, and the budget ends the job at {policy.budget:f}"
+        )
+    if chosen.gpu_count > 1 and not nvlink:
+        found.append(f"{chosen.gpu_count} x {chosen.gpu} have no NVLink: what they exchange goes over PCIe")
+    return found
+
+
+def billing_mode(plan: Plan) -> str:
+    """By what to rent: a bid where interruptions cost only rework, a package where weeks are needed, else the hour."""
+    seconds = expected_seconds(plan)
+    if plan.chosen is not None and plan.chosen.spot:
+        return "by bid (spot): the job resumes, so an interruption costs only rework"
+    if seconds is not None and seconds >= PACKAGE_S:
+        return f"{_hours(seconds)} without a break: ask for a weekly or monthly price before renting by the hour"
+    return "by the hour"
+
+
+def _hours(seconds: float) -> str:
+    return "no end" if math.isinf(seconds) else f"{seconds / 3600:.1f} h"

@@ -185,7 +185,7 @@ def _row(offer: Offer, play: bool) -> tuple[str, ...]:
 
 
 def _json(offers: list[Offer], found: Sequence[Quote], play: frozenset[str]) -> dict[str, Any]:
-    from orchestrator.cli.plan_text import offer_json
+    from orchestrator.cli.plan_json import offer_json
 
     at = {quote.provider: quote for quote in found}
     return {

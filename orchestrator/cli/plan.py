@@ -80,7 +80,8 @@ def load_specs(args: argparse.Namespace, config: Config) -> list[specs.Loaded]:
 
 def show(prepared: list[Prepared], output: str) -> None:
     """Plans on stdout."""
-    from orchestrator.cli.plan_text import plan_json, plan_text
+    from orchestrator.cli.plan_json import plan_json
+    from orchestrator.cli.plan_text import plan_text
 
     if output == "json":
         documents = [plan_json(each) for each in prepared]

@@ -1,4 +1,4 @@
-"""How a plan is printed: for a terminal within 120 columns, and as one JSON object."""
+"""How a plan is printed for a terminal, within 120 columns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output import local_time, money, money_json, size, span, table, utc_z
-from orchestrator.comparison import removed, spot_choice
-from orchestrator.placement import in_the_end
+from orchestrator.cli.output import local_time, money, size, span, table
+from orchestrator.cli.plan_json import warnings_of
+from orchestrator.comparison import billing_mode, removed, spot_choice
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
@@ -123,6 +123,8 @@ def _basis(plan: Plan) -> Iterator[str]:
     work, history = plan.policy.work, plan.history
     if work is None:
         yield "time       unknown, so offers are compared by the hour: write `expected`, or wait for a finished run"
+        for warning in warnings_of(plan):
+            yield f"warning    {warning}"
         return
     keys = {value.key: value.value for value in plan.values}
     if keys.get("expected"):
@@ -132,7 +134,13 @@ def _basis(plan: Plan) -> Iterator[str]:
     else:
         run = f"{span(work.run_s)} (median of {history.runs} earlier runs)"
     startup = "a guess" if history.startup_s is None else "median of earlier runs"
-    yield f"time       {run}, and {span(work.startup_s)} until it starts ({startup}), the same on every card"
+    cards = ", ".join(f"{gpu.removesuffix(':1')} {span(seconds)}" for gpu, seconds in sorted(work.run_on.items()))
+    same = f"on {cards}, elsewhere the same" if cards else "the same on every card"
+    yield f"time       {run}, and {span(work.startup_s)} until it starts ({startup}); {same}"
+    if plan.chosen is not None:
+        yield f"rent       {billing_mode(plan)}"
+    for warning in warnings_of(plan):
+        yield f"warning    {warning}"
     choice = spot_choice(plan)
     if choice is None:
         return
@@ -225,80 +233,3 @@ def _snapshot(prepared: Prepared) -> Iterator[str]:
         yield f"  not sent  {left.path}  ({left.reason}, {more}{size(left.bytes)})"
     if len(shot.left_out) > LEFT_OUT_SHOWN:
         yield f"  not sent  ... and {len(shot.left_out) - LEFT_OUT_SHOWN} more"
-
-
-def offer_json(offer: Offer, play: bool) -> dict[str, Any]:
-    """One offer in JSON."""
-    return {
-        "provider": offer.provider,
-        "account": offer.account,
-        "region": offer.region,
-        "gpu": offer.gpu or None,
-        "gpu_count": offer.gpu_count,
-        "vram_gb": offer.vram_gb or None,
-        "stand_in": offer.stand_in,
-        "cpus": offer.cpus,
-        "memory": offer.memory,
-        "disk": offer.disk,
-        "spot": offer.spot,
-        "hourly": money_json(offer.hourly, offer.currency, play),
-        "min_billing_s": offer.min_billing_s,
-        "billing_step_s": offer.billing_step_s,
-    }
-
-
-def _finite(amount: Decimal | None, plan: Plan) -> dict[str, Any] | None:
-    """Money in JSON; null for what is unknown or would never end."""
-    return None if amount is None or amount.is_infinite() else money_json(amount, plan.currency, plan.play)
-
-
-def _total_json(offer: Offer, plan: Plan) -> dict[str, Any] | None:
-    return _finite(in_the_end(offer, plan.policy), plan) if plan.policy.work is not None else None
-
-
-def plan_json(prepared: Prepared) -> dict[str, Any]:
-    """One plan as documented in the reference of the JSON output."""
-    plan, shot = prepared.plan, prepared.snapshot
-    choice = spot_choice(plan)
-    return {
-        "name": plan.name,
-        "values": [{"key": each.key, "value": each.value, "from": each.origin} for each in plan.values],
-        "providers": [
-            {"provider": each.provider, "offers": len(each.offers), "at": utc_z(each.at), "stored": each.stored,
-             "trouble": each.trouble or None}
-            for each in plan.quotes
-        ],
-        "chosen": offer_json(plan.chosen, plan.play) if plan.chosen else None,
-        "offers": [
-            {**offer_json(offer, plan.play), "total": _total_json(offer, plan)} for offer in plan.ranked
-        ],
-        "left_out": [{**offer_json(out.offer, plan.play), "why": out.why, "by": out.by} for out in plan.left_out],
-        "removed": dict(removed(plan)) | dict(prepared.nothing),
-        "work": {
-            "run_s": plan.policy.work.run_s, "startup_s": plan.policy.work.startup_s,
-            "rework_s": plan.policy.work.rework_s, "earlier_runs": plan.history.runs,
-        } if plan.policy.work else None,
-        "spot": {
-            "reclaims_per_h": choice.reclaims_per_h, "breakeven_per_h": choice.breakeven_per_h,
-        } if choice else None,
-        "memory": {
-            "need_gb": round(plan.memory.need, 3), "more_per_card_gb": round(plan.memory.more_per_card, 3),
-            "bigger": offer_json(prepared.bigger, plan.play) if prepared.bigger else None,
-        } if plan.memory else None,
-        "price_cap": money_json(plan.price_cap, plan.currency, plan.play),
-        "expected_cost": _finite(plan.expected_cost, plan),
-        "worst_case": money_json(plan.worst_case, plan.currency, plan.play),
-        "worst_case_by": plan.worst_case_by,
-        "reserve": money_json(plan.reserve, plan.currency, plan.play),
-        "machine_end_s": plan.machine_end_s,
-        "timers": [{"timer": each.name, "binds": each.binds, "why": each.why} for each in plan.timers],
-        "needs_awake": [{"what": each.what, "why": each.why} for each in plan.needs_awake],
-        "resumable": prepared.spec.resumable,
-        "results": prepared.results_dir or None,
-        "spec_hash": prepared.spec_hash,
-        "snapshot": {
-            "hash": shot.hash, "files": sum(entry.kind == "file" for entry in shot.files), "bytes": shot.bytes,
-            "commit": shot.commit or None, "dirty": shot.dirty,
-            "left_out": [{"path": each.path, "reason": each.reason, "bytes": each.bytes} for each in shot.left_out],
-        } if shot else None,
-    }  # fmt: skip

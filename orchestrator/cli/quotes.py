@@ -53,7 +53,7 @@ def _quote(home: Home, config: Config, name: str, ask: Ask | None) -> Quote:
         provider = get_provider(name, provider_config(home, config, name))
         caps = provider.caps
         if ask is None:
-            return Quote(name, (), now, "the spec asks for regions of other providers", caps=caps)
+            return Quote(name, (), now, "asked for regions of other providers only", caps=caps)
         offers = tuple(provider.offers(ask))
     except ProviderError as error:
         trouble = f"{error.kind}: {error}"

@@ -16,7 +16,7 @@ from cli_books import Books, home_at, writer
 from jobspecs.schema import JobSpec, to_document
 from orchestrator import actions, prices
 from orchestrator.cli import main
-from orchestrator.comparison import funnel, removed, rows, spot_choice
+from orchestrator.comparison import billing_mode, funnel, removed, rows, spot_choice, warnings
 from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History, history_of
 from orchestrator.home import Home
 from orchestrator.model import Exit, Outcome, Reason
@@ -128,6 +128,33 @@ def test_limits_and_totals_are_in_the_specs_own_currency() -> None:
     assert plan.reserve == pytest.approx(Decimal(10 + 1 / 6), abs=Decimal("0.001"))
     alone = plan_of(yuan, expected="2h")
     assert (alone.currency, alone.price_cap) == ("CNY", Decimal("15"))
+
+
+def test_limits_that_end_the_job_before_it_is_done_are_said() -> None:
+    assert warnings(plan_of(offer("1"), expected="4h", ttl="5h", budget="9 USD")) == []
+    assert warnings(plan_of(offer("1"), expected="4h", ttl="4h")) == [
+        "4.2 h with starts and rework are longer than the ttl, which ends the job before"
+    ]
+    assert warnings(plan_of(offer("1"), expected="4h", budget="3 USD")) == [
+        "4.17 USD are expected, and the budget ends the job at 3.00"
+    ]
+    assert warnings(plan_of(offer("1"))) == []
+
+
+def test_cards_without_a_link_are_said() -> None:
+    two = plan_of(offer("1", gpu_count=2), gpu="RTX-4090:2")
+    assert warnings(two, nvlink=False) == ["2 x RTX-4090 have no NVLink: what they exchange goes over PCIe"]
+    assert warnings(two, nvlink=True) == []
+    assert warnings(plan_of(offer("1")), nvlink=False) == []
+
+
+def test_three_kinds_of_job_are_rented_in_three_ways() -> None:
+    spot, steady = offer("0.4", spot=True), offer("1")
+    assert billing_mode(plan_of(spot, steady, expected="4h", **RESUMES)).startswith("by bid (spot)")
+    assert billing_mode(plan_of(spot, steady, expected="4h")) == "by the hour"
+    assert billing_mode(plan_of(spot, steady, expected="200h", ttl="300h")) == (
+        "200.2 h without a break: ask for a weekly or monthly price before renting by the hour"
+    )
 
 
 def work(history: History = UNKNOWN, **spec: Any) -> Any:
@@ -266,6 +293,7 @@ def test_the_basis_of_the_totals_is_said(market: list[Offer], capsys: pytest.Cap
     assert "left out   1 by max_price" in text
     assert found["work"] == {"run_s": 14_400, "startup_s": 600, "rework_s": 900, "earlier_runs": 0}
     assert found["spot"]["breakeven_per_h"] == pytest.approx(1.6, abs=0.001)
+    assert (found["warnings"], "rent       by bid (spot)" in text) == ([], True)
     text, found = planned(capsys)
     assert "time       unknown, so offers are compared by the hour" in text
     assert (found["work"], found["spot"], found["expected_cost"]) == (None, None, None)
@@ -287,6 +315,14 @@ def test_nothing_on_offer_names_the_keys_that_leave_nothing(
     text, found = planned(capsys, 4, memory="64GB")
     assert "memory leaves out 2 that have the GPU" in text
     assert found["removed"] == {"memory": 2}
+
+
+def test_two_consumer_cards_are_warned_of(market: list[Offer], capsys: pytest.CaptureFixture[str]) -> None:
+    market += [offer("1.00", gpu_count=2), offer("1.00", gpu="A100-80GB-SXM", gpu_count=2, vram_gb=80)]
+    text, found = planned(capsys, gpu="RTX-4090:2")
+    assert "warning    2 x RTX-4090 have no NVLink" in text
+    assert len(found["warnings"]) == 1
+    assert planned(capsys, gpu="A100-80GB-SXM:2")[1]["warnings"] == []
 
 
 def test_prices_of_another_day_still_make_a_plan(market: list[Offer], capsys: pytest.CaptureFixture[str]) -> None:
