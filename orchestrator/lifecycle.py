@@ -161,7 +161,10 @@ def _silent(draft: Draft, facts: RentalFacts) -> None:
         if _vanished(draft, facts):
             draft.do(Release(rental.id, Reason.INTERRUPTED, "no longer known to the provider", interrupted=True))
         return
-    if rental.ready_at is None:
+    if draft.facts.ssh_dark:
+        if machine.failed_awake_s >= draft.policy.unreachable_after_s:
+            draft.do(Alarm("no-ssh", "no machine answers SSH and the providers do: is SSH blocked on this network?"))
+    elif rental.ready_at is None:
         _never_ready(draft, facts)
     elif machine.failed_awake_s >= draft.policy.unreachable_after_s and isinstance(sight.got, Instance):
         minutes = int(machine.failed_awake_s // 60)

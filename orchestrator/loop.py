@@ -34,7 +34,7 @@ from orchestrator.requests import answer, month_start
 from orchestrator.store import Fenced, OverBudget, Store, StoreBusy, StoreError, StoreFull
 from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
-from providers.base import Ref
+from providers.base import Instance, Ref
 from providers.errors import ProviderError
 
 if TYPE_CHECKING:
@@ -288,11 +288,16 @@ class Loop:
                     log.warning("not billed", rental=rental.id, error=str(error))
 
     def bill(self, rental: Rental, until: float) -> None:
-        """Write what one rental has cost until then."""
-        if rental.create_sent_at is None or rental.provider_id is None:
+        """Write what one rental has cost until then. Nothing before it was looked at, after a start or a sleep; a
+        machine that is found dead then was not seen dying, and has cost its whole life at most.
+        """
+        if rental.create_sent_at is None or rental.provider_id is None or not self.observer.settled:
             return
+        caps, got = self.accounts.caps(rental.offer.provider), self.observer.of(rental.id).sight.got
+        if got == "missing" or (isinstance(got, Instance) and got.status in caps.dead_statuses):
+            until = min(until, max(rental.end, rental.create_sent_at))
         amount = budget.cost(until - rental.create_sent_at, rental.offer)
-        self.store.bill(rental.id, "instance", amount, until, play=self.accounts.caps(rental.offer.provider).play)
+        self.store.bill(rental.id, "instance", amount, until, play=caps.play)
 
     def limits_left(self, job: Job) -> Decimal | None:
         """What the config's limits leave for this job; play money has none."""

@@ -350,6 +350,7 @@ class Facts:
     limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit
     cut_off: bool = False  # no target and no provider answers: we are the ones cut off
     brake: bool = False  # too many losses at once: no absence, orphan or unreachable decision
+    ssh_dark: bool = False  # several machines should answer and none does: a network that blocks SSH, not bad machines
     settled: bool = True  # False after a start or a sleep, until everything was looked at once
 
 

@@ -21,6 +21,8 @@ from providers.base import Caps, Offer
 BRAKE_WINDOW_S = 600.0  # losses by absence or silence are counted over this
 BRAKE_MIN = 2
 BRAKE_SHARE = 0.2  # of the open rentals: more at once is an outage of the view, not of the machines
+DARK_MIN = 2  # one silent machine may well be dead; that all of several died in the same minutes is unlike machines
+DARK_AFTER_S = 60.0
 CUT_OFF_AFTER_S = 30.0  # nothing answers for this long: it is us
 
 
@@ -96,6 +98,12 @@ class Observer:
         """Nothing has answered for a while: the network that is down is ours (dstack#1551)."""
         return self._dark_since is not None and now - self._dark_since >= CUT_OFF_AFTER_S
 
+    def ssh_dark(self) -> bool:
+        """Several machines that their providers show running should answer, and none of all does."""
+        watched = [s for s in self.rentals.values() if s.watched]
+        silent = [s for s in watched if s.shown_ready and s.machine.failed_awake_s >= DARK_AFTER_S]
+        return len(silent) >= DARK_MIN and not any(s.machine.connected for s in watched)
+
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def facts(self, job: Job, now: float, limits_left: Decimal | None) -> Facts:
@@ -126,11 +134,13 @@ class Observer:
             limits_left=limits_left,
             cut_off=self.cut_off(now),
             brake=self.brake(now),
+            ssh_dark=self.ssh_dark(),
             settled=self.settled or not any(r.rental.open for r in rentals),
         )
 
     def _rental(self, rental: Rental, spent: Mapping[str, Decimal]) -> RentalFacts:
         seen = self.of(rental.id) if rental.phase is not RentalPhase.GONE else Sightings()
+        seen.watched = rental.phase is RentalPhase.LIVE
         caps = self._caps.caps(rental.offer.provider)
         return RentalFacts(rental, caps, seen.sight, seen.machine, spent.get(rental.id, Decimal(0)))
 

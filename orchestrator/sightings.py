@@ -26,6 +26,7 @@ class Sightings:
     machine: Machine = field(default_factory=lambda: Machine(connected=False))
     prepared: set[str] = field(default_factory=set)  # "<task>.<n>"
     mirrored: set[tuple[str, str, int, float]] = field(default_factory=set)  # run, name, bytes, mtime
+    watched: bool = False  # live: a connection to it is kept or tried
     absent_since_boot: float | None = None
     collected_at: float = 0.0  # when results were last brought home during the run
     bytes_left: int = 0  # results and checkpoints not home yet, at the last look
@@ -102,6 +103,11 @@ class Sightings:
         self.machine = replace(self.machine, failed_awake_s=0.0)
         self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)
         self.absent_since_boot = None
+
+    @property
+    def shown_ready(self) -> bool:
+        """The provider's newest word is that it runs."""
+        return self.sight.instance is not None and self.sight.instance.ready
 
     def save_s(self) -> float:
         """Seconds to bring home what is left, at the measured rate."""
