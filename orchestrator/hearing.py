@@ -38,11 +38,13 @@ def is_quiet(message: Message) -> bool:
 def take_listing(loop: Loop, message: Listed) -> None:
     """One listing: evidence about every open rental of that account and region, and about strays."""
     region = (message.provider, message.account, message.region)
+    dead: frozenset[str] = frozenset()
     if isinstance(message.listing, Unknown):
         loop.observer.saw_dark(loop.clock.boot())
     else:
         loop.observer.saw_light()
-    part_of, dead = _parts(message.listing), loop.accounts.caps(message.provider).dead_statuses
+        dead = loop.accounts.caps(message.provider).dead_statuses  # an adapter that went away cannot even say this
+    part_of = _parts(message.listing)
     for rental in loop.store.open_rentals():
         if region_of(rental) != region:
             continue
