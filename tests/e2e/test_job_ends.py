@@ -8,6 +8,7 @@ from pathlib import Path
 from gpujob_world import World, counting
 
 from orchestrator.model import Outcome, Reason
+from providers.local_machine.prices import hourly
 
 
 def test_cancel_saves_first_and_cancel_now_does_not(tmp_path: Path) -> None:
@@ -88,10 +89,12 @@ def test_the_ttl_saves_first_and_then_releases(tmp_path: Path) -> None:
 
 def test_the_budget_ends_a_job_as_its_ttl_would(tmp_path: Path) -> None:
     with World(tmp_path) as world:
-        # 0.12 USD/h; the margin of ten minutes that a slow release may cost is part of the reserve
-        price = world.json("plan", str(world.spec("x", "true")))["offers"][0]["hourly"]["amount"]
-        budget = float(price) * (600 + 20) / 3600
-        world.apply(world.spec("poor", counting(500), spot=False, budget=f"{budget:.6f} USD", grace={"time": "3s"}))
+        # The margin of ten minutes that a slow release may cost is part of the reserve
+        offer = hourly(None, spot=False)
+        budget = float(offer) * (600 + 20) / 3600
+        world.apply(
+            world.spec("poor", counting(500), spot=False, budget=f"{budget:.6f} USD", ttl="35s", grace={"time": "3s"})
+        )
         job = world.wait("poor", code=5)
         assert (job.outcome, job.reason) == (Outcome.FAILED, Reason.BUDGET)
         assert b"saved at" in world.log("poor", 1)

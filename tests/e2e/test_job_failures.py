@@ -17,7 +17,7 @@ def test_a_failure_of_the_users_program_is_final_and_shown(tmp_path: Path) -> No
         assert "ValueError: bad shape (3, 4)" in out + err
         job = world.wait("bad", code=1)
         assert (job.outcome, job.reason, job.exit_code) == (Outcome.FAILED, Reason.FAILED, 7)
-        assert job.detail == "run exited 7 (user program): ValueError: bad shape (3, 4)"
+        assert job.detail == "run exited 7 (user program): [user-code] ValueError: bad shape (3, 4)"
         assert len(world.rentals("bad")) == 1  # not relaunched
         assert world.log("bad", 1).decode() == "epoch 1\nValueError: bad shape (3, 4)\n"
         home = world.project / "gpujob-results" / "bad"

@@ -8,7 +8,7 @@ from typing import Any
 import core_facts as cf
 import pytest
 from core_facts import T0
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.model import AgentCheckpoint, RentalPhase, SignalWhy, Unknown
@@ -169,6 +169,7 @@ RUN = st.dictionaries(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["runs", "deadline", "notice", "boot_id", "supervisor"]),
