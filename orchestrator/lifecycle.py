@@ -23,6 +23,7 @@ from orchestrator.draft import Draft
 from orchestrator.model import CreateOutcome, Reason, Rental, RentalFacts, RentalPhase, Sight, Unknown
 from providers.base import Caps, Instance, Ref
 
+LOOK_AGAIN_S = 1.0  # a provider may show a machine running for a moment after its connections broke
 LOOK_EVERY_S = 5.0  # point-gets while a machine does not answer: quick, and far below every rate limit
 LOOK_SLOWLY_S = 20.0  # the same once it has been silent for a minute
 SETTLE_S = 300.0  # a create may stay invisible this long (measured lags are up to 60 s; the rest is margin)
@@ -197,12 +198,13 @@ def _never_ready(draft: Draft, facts: RentalFacts) -> None:
 
 
 def _look(draft: Draft, facts: RentalFacts, *, since: float, why: str) -> None:
-    """A point-get, at once for something new, then at a pace."""
+    """A point-get, at once for something new, then at a pace: after 1, 2, 4 and 8 s, every 5 s, every 20 s."""
     sight = facts.sight
     if sight.got_at is None or sight.got_at < since:
         draft.do(Look(facts.rental.id, why), why)
         return
     pace = LOOK_EVERY_S if draft.now - since < 60 else LOOK_SLOWLY_S
+    pace = min(pace, max(LOOK_AGAIN_S, sight.got_at - since))
     if draft.now - sight.got_at >= pace:
         draft.do(Look(facts.rental.id, why))
     else:

@@ -99,6 +99,24 @@ def test_a_lost_connection_asks_the_provider_at_once_and_decides_nothing() -> No
     assert kinds(decide(cf.live(machine=LOST))) == {"Look"}
 
 
+@pytest.mark.parametrize(
+    ("looked", "next_look"),
+    [(0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, 8.0), (8.0, 13.0), (54.0, 59.0), (60.0, 80.0)],
+)
+def test_a_silent_machine_is_looked_at_often_at_first_and_then_at_a_pace(looked: float, next_look: float) -> None:
+    lost_at = T0 + 500
+    silent = replace(LOST, lost_at=lost_at)
+    seen = cf.live(machine=silent, sight=Sight(instance=cf.instance(), got=cf.instance(), got_at=lost_at + looked))
+    assert "Look" not in kinds(decide(seen, now=lost_at + next_look - 0.1))
+    assert "Look" in kinds(decide(seen, now=lost_at + next_look))
+
+
+def test_a_silent_machine_is_never_waited_for_past_its_next_look() -> None:
+    silent = replace(LOST, lost_at=T0 + 500)
+    seen = cf.live(machine=silent, sight=Sight(instance=cf.instance(), got=cf.instance(), got_at=T0 + 502))
+    assert decide(seen, now=T0 + 502.5).wake_at == T0 + 504
+
+
 def test_unreachable_needs_its_time_and_a_provider_that_answers() -> None:
     silent = replace(LOST, failed_awake_s=1201.0)
     now_seen = cf.instance()
