@@ -34,15 +34,19 @@ class Block(BaseModel):
 
 
 class ModelSize(Block):
-    """What is known about the model, for an estimate of the memory that it needs."""
+    """What is known about the model: offers whose cards do not hold it are left out."""
 
     params: f.ModelParams = Field(description="Number of parameters: 7B, 350M.")
     method: Literal["inference", "lora", "qlora", "full"] = Field(
         "inference", description="What is done with it; decides the bytes per parameter."
     )
     dtype: Literal["fp32", "bf16", "fp16", "int8", "int4"] = Field("bf16", description="Precision of the weights.")
-    batch: Annotated[int | None, *f.whole(1)] = Field(None, description="Sequences per step and GPU.")
-    seq_len: Annotated[int | None, *f.whole(1)] = Field(None, description="Tokens per sequence.")
+    batch: Annotated[int | None, *f.whole(1)] = Field(
+        None, description="Sequences per step and GPU; for inference, requests at one time."
+    )
+    seq_len: Annotated[int | None, *f.whole(1)] = Field(
+        None, description="Tokens per sequence; for inference, the context."
+    )
     layers: Annotated[int | None, *f.whole(1)] = Field(None, description="Number of layers.")
     hidden: Annotated[int | None, *f.whole(1)] = Field(None, description="Hidden size.")
     heads: Annotated[int | None, *f.whole(1)] = Field(None, description="Attention heads.")
@@ -259,7 +263,7 @@ class JobSpec(Block):
     workload: Literal["train", "batch", "serve"] = Field(
         "train", description="What kind of job; `serve` ends at its ttl, with its ports forwarded."
     )
-    model: ModelSize | None = Field(None, description="The model's size, for an estimate of its memory.")
+    model: ModelSize | None = Field(None, description="The model's size; cards that do not hold it are left out.")
     gpu: f.Gpu = Field(
         description='RTX-4090, "4090:2", A100 (40 GB or more), A100-80GB:2, ">=24GB", {name, memory, count}, a list '
         "of those (any; the cheapest to finish wins), or none for a CPU."
@@ -283,7 +287,7 @@ class JobSpec(Block):
     )
     budget: f.MoneyField | None = Field(None, description="The whole job, all attempts; then save and release.")
     expected: f.DurationField | None = Field(
-        None, description="Your guess of the run time; ranks offers, ends nothing."
+        None, description="Your guess of the run time; ranks offers, ends nothing. Left out: what earlier runs took."
     )
     ttl: f.DurationField = Field(Duration(12 * 3600), description="Hard end, counted from the first rental.")
     finish_by: f.Moment | None = Field(
