@@ -2,7 +2,7 @@
 
     LogWriter                 stores chunks; a repeated chunk is harmless, the cursor is the file's size
     tail, read_from, follow   reading
-    decisive_line, progress   what the lines say (`log_lines`)
+    progress                  how far the job is (`log_lines`)
 
 Rules
 - A stored log has the same length as the machine's: a secret is replaced by as many `*` as it has bytes.
@@ -20,13 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from orchestrator.log_lines import Progress, decisive_line, progress
+from orchestrator.log_lines import Progress, progress
 
 __all__ = [
     "LogGap",
     "LogWriter",
     "Progress",
-    "decisive_line",
     "follow",
     "mask_bytes",
     "maskable",

@@ -17,8 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from orchestrator import actions as act
-from orchestrator import artifacts, checkpoints, datasets, logs, secrets, snapshot, ssh, sync
+from orchestrator import artifacts, causes, checkpoints, datasets, secrets, snapshot, ssh, sync
 from orchestrator.clock import Clock
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.home import Home
@@ -26,15 +28,18 @@ from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.messages import Message
 from orchestrator.mirror import Manifest, listing, prune
-from orchestrator.model import Assignment, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
+from orchestrator.model import Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
 from orchestrator.publish import discard, publish
 from orchestrator.ssh_errors import SshError, Unreachable
 from orchestrator.ssh_files import write_private
+from orchestrator.verdict import CHECKPOINTED_EXIT
 from orchestrator.watch import MachineWatch
 from providers.base import Caps
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
+
+log = structlog.get_logger()
 
 CALL_S = 30.0  # one agent call; a machine that needs longer is as good as silent
 CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
@@ -170,7 +175,22 @@ class Machines:
         rental, run = _rental(context), _run(context)
         answer = self._ask(rental, "close", timeout_s=CLOSE_S, job=context.job.id, task=run.task, n=run.n)
         self._whole_logs(context, rental, run)
-        return {"dead": answer.get("dead") is True}
+        dead = answer.get("dead") is True
+        return {"dead": dead, "cause": self._cause(context, rental, run) if dead else None}
+
+    def _cause(self, context: Context, rental: Rental, run: Assignment) -> Cause | None:
+        """Why a run ended with an error that neither we nor it asked for."""
+        end, job = run.exit, context.job.id
+        if end is None or end.rc in (0, CHECKPOINTED_EXIT) or end.signalled is not None:
+            return None
+        known: causes.Known = {}
+        try:
+            folders = self._ask(rental, "prepare", job=job)
+            places = tuple(str(folders[name]) for name in ("base", "ckpt_root", "out_root") if name in folders)
+            known = causes.circumstances(self._connection(rental), places, run, self._clock.utc())
+        except SshError as error:  # the log alone must do: what is known of the machine only sharpens it
+            log.warning("no look after a failure", job=job, run=run.key, why=str(error))
+        return causes.cause_of(self._home.log(job, run.task, run.n, end.stage), end.rc, known)
 
     def _whole_logs(self, context: Context, rental: Rental, run: Assignment) -> None:
         """Wait until the stream has brought every byte of the run's logs; a log that lags is said, not hidden."""
@@ -381,8 +401,8 @@ class Machines:
             return write
         last = max(failed, key=lambda a: a.n)
         assert last.exit is not None
-        line = logs.decisive_line(self._home.log(job.id, last.task, last.n, last.exit.stage))
-        return replace(write, detail=f"{write.detail}: {line}") if line else write
+        cause = last.cause or causes.cause_of(self._home.log(job.id, last.task, last.n, last.exit.stage), last.exit.rc)
+        return replace(write, detail=f"{write.detail}: {causes.in_words(cause)}") if cause.line else write
 
 
 def stages(spec: JobSpec, job: Job, run: Assignment) -> list[dict[str, str]]:

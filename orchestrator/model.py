@@ -196,6 +196,19 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Why a run failed, known once it is closed; `where` and `times`: what may be repeated by itself."""
+
+    klass: str  # a class of diagnosis/signatures.yaml
+    signature: str
+    line: str
+    rank: int | None = None
+    where: Literal["no", "same", "other", "any"] = "no"
+    times: int | None = None  # None: bounded by progress alone
+    first: str = ""
+
+
+@dataclass(frozen=True)
 class Assignment:
     """One run: (task, n) on one rental. Committed with its seal before any order is sent."""
 
@@ -215,6 +228,7 @@ class Assignment:
     results_lost: str = ""  # said when they could not be brought home
     last_step: int | None = None  # newest step durable from this run
     environment: Mapping[str, Any] = field(default_factory=dict)
+    cause: Cause | None = None
 
     @property
     def key(self) -> str:

@@ -11,8 +11,8 @@ from orchestrator import actions as act
 from orchestrator import placement
 from orchestrator.messages import Receipt
 from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Trouble, Unknown
-from orchestrator.taps import tap
 from orchestrator.store.rows import plain, text
+from orchestrator.taps import tap
 from providers.base import DestroyAck, Instance
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
                 seen.machine = replace(seen.machine, runs=runs)
         case act.SendClose():
             if data.get("dead"):
-                loop.store.closed(job, action.task, action.n, receipt.at)
+                loop.store.closed(job, action.task, action.n, receipt.at, data.get("cause"))
         case act.MirrorCheckpoints():
             _durable(loop, job, data["rows"])
             for row in data["pruned"]:

@@ -1,7 +1,8 @@
 """Where a run resumes from: seals, lineage and progress, pure.
 
 A checkpoint counts for a new run only if it was in the previous run's seal or was made by the previous run itself, in a
-complete listing begun after that run could no longer write. So a stale machine's late write is never resumed from.
+complete listing begun after that run could no longer write. So a stale machine's late write is never resumed from. One
+that a run could not read is passed over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ INHERITED = 0  # run number of checkpoints taken over from an earlier job (`resu
 
 def accepted(facts: Facts, task: str) -> tuple[CheckpointRow, ...]:
     """The durable checkpoints that the next run of `task` may resume from."""
-    rows = [c for c in facts.checkpoints if c.task == task and c.hash not in facts.passed_over]
+    broken = {a.resume_hash for a in facts.assignments if a.cause is not None and a.cause.klass == "checkpoint"}
+    passed_over = facts.passed_over | broken
+    rows = [c for c in facts.checkpoints if c.task == task and c.hash not in passed_over]
     if facts.job.fresh:
         rows = [c for c in rows if c.n > facts.job.replaced_n]
     earlier = [a for a in facts.assignments if a.task == task]

@@ -3,6 +3,7 @@
 - Only an exit after our own SIGTERM for an interruption is "not done", whatever its code.
 - A non-zero exit is the user's failure only if the provider still shows the machine well after it (skypilot#1610: a
   preemption during setup was taken for a setup error).
+- Why it failed is known once it is closed; until then a failure is only a failure. What may be repeated: `reaction`.
 - A disruption never counts as a failure; exit 85 asks to be started again and is free.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator import lifecycle
+from orchestrator import lifecycle, reaction
 from orchestrator.model import Assignment, Facts, Policy, Reason, RentalFacts, SignalWhy
 from providers.base import Instance
 
@@ -28,9 +29,12 @@ SIGNAL_REASON = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """`wait`: the provider must be asked first. `again`: the same machine, a new run. `ended`: by our own hand."""
+    """`wait`: the provider must be asked first. `again`: a new run on the same machine; `elsewhere`: on another one.
 
-    kind: Literal["done", "failed", "ended", "again", "disrupted", "wait"]
+    `ended`: by our own hand.
+    """
+
+    kind: Literal["done", "failed", "ended", "again", "elsewhere", "disrupted", "wait"]
     reason: Reason
     detail: str = ""
 
@@ -47,16 +51,25 @@ def judge(facts: Facts, policy: Policy, rental: RentalFacts, assignment: Assignm
         return Verdict("done", Reason.DONE)
     if noticed(rental) or lifecycle.dead(rental):
         return Verdict("disrupted", Reason.INTERRUPTED, f"{exit_.stage} ended with {exit_.rc} while being reclaimed")
-    if exit_.lost:
+    if exit_.lost and not _out_of_memory(assignment):
         return Verdict("again", Reason.INTERRUPTED, f"{exit_.stage} vanished without an exit code (reboot or memory)")
     if exit_.stage == "run" and exit_.rc == CHECKPOINTED_EXIT:
         return Verdict("again", Reason.FAILED, "exit 85: checkpointed, start me again")
     if not _machine_is_well(facts, rental, exit_.at):
         return Verdict("wait", Reason.FAILED)
-    words = f"{exit_.stage} exited {exit_.rc} (user program)"
+    words = reaction.words(assignment)
+    where = reaction.where_again(facts, policy, assignment)
+    if where != "no" and assignment.cause is not None:
+        said = f"{words}: [{assignment.cause.klass}] {assignment.cause.line}"
+        return Verdict("elsewhere" if where == "other" else "again", Reason.FAILED, said)
     if exit_.stage == "run" and _retries_left(facts, policy, assignment):
         return Verdict("again", Reason.FAILED, words)
     return Verdict("failed", Reason.FAILED, words)
+
+
+def _out_of_memory(assignment: Assignment) -> bool:
+    """The wrapper vanished because the kernel killed it for memory: a new run would only vanish again."""
+    return assignment.cause is not None and assignment.cause.klass == "config-memory"
 
 
 def noticed(rental: RentalFacts) -> bool:
@@ -90,5 +103,7 @@ def counted(assignment: Assignment) -> bool:
     """Whether an earlier exit was a failure of the user's own code that used up a retry."""
     exit_ = assignment.exit
     if exit_ is None or exit_.rc in (0, CHECKPOINTED_EXIT):
+        return False
+    if assignment.cause is not None and assignment.cause.klass in reaction.OF_THE_MACHINE:
         return False
     return exit_.signalled is None and not exit_.lost

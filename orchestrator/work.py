@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from orchestrator import resume
+from orchestrator import reaction, resume
 from orchestrator.actions import (
     CollectResults,
     CommitAssignment,
@@ -274,6 +274,8 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
         draft.do(Release(row.id, Reason.INTERRUPTED, verdict.detail, interrupted=True), "saved before the reclaim")
     elif verdict.kind == "again":
         _again(draft, rental, assignment, verdict)
+    elif verdict.kind == "elsewhere":
+        draft.do(Release(row.id, Reason.BAD_HOST, verdict.detail), "another machine may do better")
     else:
         conclude(draft, rental, assignment, verdict)
 
@@ -283,6 +285,11 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
     facts, policy = draft.facts, draft.policy
     if facts.job.cancel_at is not None:
         draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled between two runs"))
+        return
+    until = reaction.pause(facts, assignment)
+    if draft.now < until:
+        draft.say("RECOVERING", verdict.detail, "starts again after a pause")
+        draft.wake(until)
         return
     mine = (a for a in facts.assignments if a.task == assignment.task and a.n > facts.job.replaced_n)
     runs = sorted(mine, key=lambda a: a.n, reverse=True)

@@ -88,15 +88,16 @@ def text(home: Home, view: View) -> Iterator[str]:
 
 
 def _decisive(home: Home, view: View) -> Iterator[str]:
-    """The line of the log that explains a failure, where the outcome's own words do not hold it already."""
+    """Class and line of a failure, where the outcome's own words do not hold them already, and where help is."""
     run = view.current
     if run is None or run.exit is None or run.exit.rc == 0 or run.exit.signalled is not None:
         return
-    from orchestrator.logs import decisive_line
+    from orchestrator.causes import cause_of, in_words
 
-    line = decisive_line(home.log(view.job.id, run.task, run.n, run.exit.stage))
-    if line and line not in view.words.detail:
-        yield f"  line      {line}"
+    cause = run.cause or cause_of(home.log(view.job.id, run.task, run.n, run.exit.stage), run.exit.rc)
+    if cause.line and cause.line not in view.words.detail:
+        yield f"  line      {in_words(cause)}"
+    yield f"  help      gpujob diagnose {view.job.name}"
 
 
 def _money_line(view: View) -> str:

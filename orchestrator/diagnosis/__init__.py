@@ -8,6 +8,7 @@ memory, `weigh` decides. Nothing here acts: the reaction is data, and who asked 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -16,7 +17,7 @@ from orchestrator.diagnosis.scan import Scanner
 from orchestrator.diagnosis.table import Reaction, table
 from orchestrator.diagnosis.weigh import Circumstances, Diagnosis, Note, weigh
 
-__all__ = ["Circumstances", "Diagnosis", "Note", "Reaction", "advice", "diagnose"]
+__all__ = ["Circumstances", "Diagnosis", "Note", "Reaction", "advice", "diagnose", "the_end_of"]
 
 BLOCK = 1024 * 1024
 NOTHING_ELSE = Circumstances()
@@ -28,6 +29,19 @@ def diagnose(log: Path | BinaryIO | Iterable[bytes], known: Circumstances = NOTH
     for block in _blocks(log):
         scanner.feed(block)
     return weigh(table(), scanner.close(), known)
+
+
+def the_end_of(path: Path, size: int) -> Iterator[bytes]:
+    """The last `size` bytes of a file in blocks, from the beginning of a line on; nothing where there is no file."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(start)
+            if start:
+                file.readline(BLOCK)
+            yield from _blocks(file)
+    except FileNotFoundError:
+        return
 
 
 def advice(topic: str) -> tuple[str, ...]:

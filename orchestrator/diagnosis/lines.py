@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LINE_MAX = 8192  # characters of a line that are looked at: its first half and its last, a message is at one of the ends
+from orchestrator.log_lines import ANSI
 
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+LINE_MAX = 8192  # characters of a line that are looked at: its first half and its last, a message is at one of the ends
 #: A bar that the next words are glued to, since it ends without a newline.
 BAR = re.compile(r"^.{0,200}?\d+%\|[^|]*\|\s*[\d.,kMG?]+/[\d.,kMG?]+ \[[^\]]*\]\s*(?=\S)")
 STAMP = re.compile(

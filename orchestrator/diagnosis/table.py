@@ -18,6 +18,7 @@ Where = Literal["no", "same", "other", "any"]
 #: Every line that may matter has one of these or a text of a signature in it; the rest is never looked at.
 ALWAYS = (
     "Traceback",
+    "above exception",
     "Error",
     "ERROR",
     "Exception",

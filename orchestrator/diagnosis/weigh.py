@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from orchestrator.diagnosis.lines import clean
+from orchestrator.diagnosis.lines import AT_WORK, clean
 from orchestrator.diagnosis.scan import CONTINUES, SURVIVED, Seen, Sighting
 from orchestrator.diagnosis.table import Reaction, Signature, Table
 
 LINE_SHOWN = 300  # characters of a decisive line
 EVIDENCE_MAX = 8
-OWN_CODES = range(1, 126)  # codes that a program chooses; above are the shell's and signals
+SIGNALS = 128  # exit codes from here on are signals; below, the program or the shell has spoken
 KILLED = "ambiguous"
 
 
@@ -82,13 +82,12 @@ def weigh(table: Table, seen: Seen, known: Circumstances) -> Diagnosis:
     pick = _by_circumstances(table, _from_log(table, seen, known), kernel, known)
     signature, sighting = pick.signature, pick.sighting
     reaction = signature.reaction
-    if signature.kind.name == "unknown" and known.exit_code in OWN_CODES:
+    if signature.kind.name == "unknown" and (known.exit_code is None or known.exit_code < SIGNALS):
         reaction = Reaction()
     if signature.advice == "oom" and known.foreign_processes:
         reaction = Reaction("other", 1, "other processes hold this machine's cards")
     line = sighting.text[:LINE_SHOWN] if sighting is not None else ""
-    if not line and seen.last:
-        line = seen.last[-1].strip()[:LINE_SHOWN]
+    line = line or _last_words(table, seen)
     return Diagnosis(
         klass=signature.kind.name,
         signature=signature.id,
@@ -105,6 +104,12 @@ def weigh(table: Table, seen: Seen, known: Circumstances) -> Diagnosis:
             for notice, number, text in seen.notices.values()
         ),
     )
+
+
+def _last_words(table: Table, seen: Seen) -> str:
+    """The last line that is neither work nor a warning; empty where there is none."""
+    said = (one.strip() for one in reversed(seen.last))
+    return next((one for one in said if not AT_WORK.search(one) and not table.look_alike.search(one)), "")[:LINE_SHOWN]
 
 
 def _kernel(table: Table, lines: Iterable[str]) -> list[Sighting]:
@@ -126,7 +131,7 @@ def _from_log(table: Table, seen: Seen, known: Circumstances) -> _Pick:
     by_code = table.exit_codes.get(known.exit_code) if known.exit_code is not None else None
     shown = next((s for s in fatal if s.signature.wrapper), None) or next((s for s in fatal if s.shout), None)
     if by_code is not None:
-        return _Pick(by_code, shown, "medium" if by_code.kind.name == KILLED else "low")
+        return _Pick(by_code, shown, "medium")
     if shown is not None and shown.signature.wrapper:
         return _Pick(shown.signature, shown, "low")
     survived = [s for s in seen.sightings if s not in fatal and not s.shout and not s.signature.wrapper]

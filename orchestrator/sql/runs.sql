@@ -22,7 +22,8 @@ UPDATE assignments SET ordered_at = coalesce(ordered_at, :now) WHERE job = :job 
 UPDATE assignments SET "exit" = :exit WHERE job = :job AND task = :task AND n = :n AND "exit" IS NULL;
 
 -- name: closed
-UPDATE assignments SET closed_at = coalesce(closed_at, :now) WHERE job = :job AND task = :task AND n = :n;
+UPDATE assignments SET closed_at = coalesce(closed_at, :now), cause = coalesce(cause, :cause)
+WHERE job = :job AND task = :task AND n = :n;
 
 -- name: results_done
 UPDATE assignments SET results_at = coalesce(results_at, :now) WHERE job = :job AND task = :task AND n = :n;

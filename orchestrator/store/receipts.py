@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from orchestrator.model import CheckpointRow, CreateOutcome
+from orchestrator.model import Cause, CheckpointRow, CreateOutcome
 from orchestrator.store.decisions import Decisions
-from orchestrator.store.rows import money, offer_text, plain, text
+from orchestrator.store.rows import cause_text, money, offer_text, plain, text
 from orchestrator.transitions import IllegalStep
 from providers.base import Instance, Offer
 
@@ -58,13 +58,15 @@ class Receipts(Decisions):
         """The agent has taken the order to run (task, n)."""
         self._of_run("ordered", job, task, n, now)
 
-    def closed(self, job: str, task: str, n: int, now: float) -> None:
-        """The agent says that every process of the run is dead and its key closed."""
-        self._of_run("closed", job, task, n, now)
+    def closed(self, job: str, task: str, n: int, now: float, cause: Cause | None = None) -> None:
+        """The agent says that every process of the run is dead and its key closed; `cause`: why it failed, if so."""
+        self._of_run("closed", job, task, n, now, cause=None if cause is None else cause_text(cause))
+        if cause is not None:
+            self.add_journal(now, "diagnosis", f"{task}.{n} [{cause.klass}] {cause.line}", job=job, data=plain(cause))
 
-    def _of_run(self, name: str, job: str, task: str, n: int, now: float) -> None:
+    def _of_run(self, name: str, job: str, task: str, n: int, now: float, **more: str | None) -> None:
         with self.transaction():
-            if not self._run(name, job=job, task=task, n=n, now=now):
+            if not self._run(name, job=job, task=task, n=n, now=now, **more):
                 raise IllegalStep(f"{job} has no run {task}.{n}")
             self.add_journal(now, name, f"{task}.{n}", job=job)
 

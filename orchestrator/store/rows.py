@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from orchestrator.model import (
     Assignment,
     Attempt,
+    Cause,
     CheckpointRow,
     CreateOutcome,
     Exit,
@@ -154,6 +155,14 @@ def exit_of(stored: str) -> Exit:
     return Exit(**{**document, "signalled": SignalWhy(why) if why else None})
 
 
+def cause_text(cause: Cause) -> str:
+    return text(plain(cause))
+
+
+def cause_of(stored: str) -> Cause:
+    return Cause(**json.loads(stored))
+
+
 def _maybe(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda value: None if value is None else convert(value)
 
@@ -182,6 +191,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Assignment: {
         "seal": lambda value: tuple(json.loads(value)),
         "exit": _maybe(exit_of),
+        "cause": _maybe(cause_of),
         "environment": json.loads,
     },
     CheckpointRow: {},

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.log_lines import clean, decisive_in
 from orchestrator.logs import (
     LogGap,
     LogWriter,
     Progress,
-    decisive_line,
     follow,
     mask_bytes,
     maskable,
@@ -138,126 +136,6 @@ def test_follow_hands_over_what_was_written_before_the_end(tmp_path: Path) -> No
     stop = threading.Event()
     stop.set()
     assert list(follow(path, 0, lambda: False, stop)) == []
-
-
-PLAIN = """Traceback (most recent call last):
-  File "train.py", line 9, in <module>
-    main()
-  File "train.py", line 5, in main
-    raise ValueError("learning rate is negative")
-ValueError: learning rate is negative
-"""
-TORCHRUN = (
-    """[rank1]: Traceback (most recent call last):
-[rank1]:   File "train.py", line 40, in <module>
-[rank1]:     loss.backward()
-[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB.
-ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 1 (pid: 99) of binary: python
-Traceback (most recent call last):
-  File "/usr/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-"""
-    + "=" * 60
-    + "\ntrain.py FAILED\n"
-)
-CHAINED = """Traceback (most recent call last):
-  File "a.py", line 2, in load
-    return table[name]
-KeyError: 'lr'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "a.py", line 4, in load
-    raise ConfigError(f"no {name} in config.yaml")
-a.ConfigError: no lr in config.yaml
-"""
-SURVIVED = PLAIN + "".join(f"step={n} loss=0.{n}\n" for n in range(40)) + "Killed\n"
-TQDM = (
-    "\rEpoch 0:  18%|## | 1600/8573 [11:20:11<50:31:02, 26.05s/it, loss=0.281]"
-    "\rEpoch 0:  19%|## | 1610/8573 [11:25:45<50:22:32, 26.05s/it, loss=0.279]\n"
-    "Traceback (most recent call last):\n"
-    '  File "t.py", line 1, in <module>\n'
-    "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
-    "\rEpoch 0:  19%|## | 1610/8573 [11:25:46<50:22:32, 26.05s/it, loss=0.279]\n"
-)
-WRAPPED_ONLY = """some output
-ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 33) of binary: python
-"""
-SYNTAX = """  File "train.py", line 3
-    if x
-        ^
-SyntaxError: expected ':'
-"""
-WARNINGS_AFTER = (
-    "python: can't open file '/w/trian.py': [Errno 2] No such file or directory\n"
-    "wandb: Network error (ConnectTimeout), entering retry loop.\n"
-)
-RANKS = """Traceback (most recent call last):
-  File "t.py", line 3, in <module>
-AssertionError: sample 17 is empty
-Traceback (most recent call last):
-  File "t.py", line 9, in <module>
-torch.distributed.DistBackendError: NCCL communicator was aborted
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (PLAIN, "ValueError: learning rate is negative"),
-        (TORCHRUN, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB."),
-        (CHAINED, "a.ConfigError: no lr in config.yaml"),
-        (SURVIVED, "Killed"),
-        (TQDM, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-        (RANKS, "AssertionError: sample 17 is empty"),
-        (WRAPPED_ONLY, WRAPPED_ONLY.splitlines()[1]),
-        (SYNTAX, "SyntaxError: expected ':'"),
-        (WARNINGS_AFTER, WARNINGS_AFTER.splitlines()[0]),
-        (
-            "step 1\n/x/run.sh: line 2: pyton: command not found\n",
-            "/x/run.sh: line 2: pyton: command not found",
-        ),
-        ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lrr 1\n", None),
-        ("\x1b[31mERROR: No matching distribution found for torhc\x1b[0m\r\n", None),
-        ("loading\nconfig.yaml is empty, giving up\nepoch 1 loss 0.5\n", "config.yaml is empty, giving up"),
-        ("/x/run.sh: line 4:   812 Segmentation fault      (core dumped) ./train\n", None),
-    ],
-)
-def test_the_line_that_explains(text: str, wanted: str | None) -> None:
-    lines = clean(text.encode())
-    if wanted is None:  # the last line itself
-        wanted = next(line for line in reversed(lines) if line)
-    assert decisive_in(lines) == wanted
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "WARNING:torch.distributed.run: Setting OMP_NUM_THREADS environment variable for each process to be 1",
-        "wandb: Network error (ConnectTimeout), entering retry loop.",
-        "lib.py:3: UserWarning: You're resuming from a checkpoint that ended before the epoch ended.",
-        "step=1200 word_error_rate=0.12 val_error=0.034 loss=0.91",
-        "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount()",
-        "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by 'ReadTimeoutError'",
-        "Epoch 0: 19%|## | 1610/8573 [11:25:45<50:22:32, 26.05s/it, loss=0.279, step=1609]",
-        "Found cached dataset parquet; Loading cached processed dataset at /c/cache-9a6f.arrow",
-    ],
-)
-def test_look_alikes_are_never_the_explanation(line: str) -> None:
-    assert decisive_in([line]) is None
-    assert decisive_in(["train.py: error: bad flag", line]) == "train.py: error: bad flag"
-
-
-def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("wb") as file:
-        file.write(b"ValueError: long ago\n")
-        file.seek(3 * 1024**3)  # a hole: reading all of it would take for ever
-        file.write(b"\nMemoryError\n")
-    assert decisive_line(path) == "MemoryError"
-    assert decisive_line(tmp_path / "missing") is None
 
 
 @pytest.mark.parametrize(

@@ -171,28 +171,43 @@ def test_a_full_disk_is_named_and_nothing_of_the_decision_is_stored(tmp_path: Pa
 # --- migrations -------------------------------------------------------------------------------------------------------
 
 
-def migrations_with(folder: Path, **later: str) -> Path:
-    """The real first migration and made-up later ones."""
-    folder.mkdir()
-    shutil.copy(MIGRATIONS / "0001_init.sql", folder)
-    for name, script in later.items():
-        (folder / f"{name.removeprefix('n')}.sql").write_text(script)
+NEWEST = schema.newest_version()
+
+
+def migrations_with(folder: Path, hole: int = 0, **later: str) -> Path:
+    """All real migrations and made-up later ones, numbered on from them after a hole."""
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__*"))
+    for number, (name, script) in enumerate(later.items(), NEWEST + 1 + hole):
+        (folder / f"{number:04d}_{name}.sql").write_text(script)
     return folder
+
+
+def test_books_of_the_first_schema_come_up_to_the_newest_one(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    shutil.copy(MIGRATIONS / "0001_init.sql", first)
+    with writer_in(tmp_path, migrations=first) as store:
+        rent(store, add(store))
+    with writer_in(tmp_path, epoch=6) as store:
+        assert store._db.execute("PRAGMA user_version").fetchone()[0] == NEWEST
+        assert [(job.id, job.name) for job in store.jobs()] == [(job_row().id, "demo")]
+        columns = [row[1] for row in store._db.execute("PRAGMA table_info(assignments)")]
+        assert "cause" in columns
 
 
 def test_older_books_are_copied_and_then_migrated(tmp_path: Path) -> None:
     with writer_in(tmp_path) as store:
         add(store)
     newer = migrations_with(
-        tmp_path / "newer", n0002_note="-- a comment; with a semicolon\nALTER TABLE jobs ADD COLUMN note TEXT;\n"
-        "UPDATE jobs SET note = 'from 2; still';\nCREATE TABLE extra (id INTEGER PRIMARY KEY) STRICT;\n",
+        tmp_path / "newer", note="-- a comment; with a semicolon\nALTER TABLE jobs ADD COLUMN note TEXT;\n"
+        "UPDATE jobs SET note = 'from it; still';\nCREATE TABLE extra (id INTEGER PRIMARY KEY) STRICT;\n",
     )  # fmt: skip
     with writer_in(tmp_path, epoch=6, migrations=newer) as store:
-        assert store._db.execute("SELECT note FROM jobs").fetchone()[0] == "from 2; still"
-        assert store._db.execute("PRAGMA user_version").fetchone()[0] == 2
+        assert store._db.execute("SELECT note FROM jobs").fetchone()[0] == "from it; still"
+        assert store._db.execute("PRAGMA user_version").fetchone()[0] == NEWEST + 1
         assert store.jobs() == (job_row(),)
-    copy = sqlite3.connect(f"{database(tmp_path)}.bak-schema-1")
-    assert copy.execute("PRAGMA user_version").fetchone()[0] == 1
+    copy = sqlite3.connect(f"{database(tmp_path)}.bak-schema-{NEWEST}")
+    assert copy.execute("PRAGMA user_version").fetchone()[0] == NEWEST
     assert copy.execute("SELECT name FROM jobs").fetchall() == [("demo",)]
     copy.close()
 
@@ -200,9 +215,7 @@ def test_older_books_are_copied_and_then_migrated(tmp_path: Path) -> None:
 def test_a_migration_that_fails_half_way_leaves_the_old_schema(tmp_path: Path) -> None:
     with writer_in(tmp_path) as store:
         add(store)
-    newer = migrations_with(
-        tmp_path / "newer", n0002_bad="ALTER TABLE jobs ADD COLUMN note TEXT;\nSELECT * FROM nowhere;\n"
-    )
+    newer = migrations_with(tmp_path / "newer", bad="ALTER TABLE jobs ADD COLUMN note TEXT;\nSELECT * FROM nowhere;\n")
     with pytest.raises(StoreError, match="no such table: nowhere"):
         writer_in(tmp_path, epoch=6, migrations=newer)
     with writer_in(tmp_path, epoch=6) as store:
@@ -214,7 +227,7 @@ def test_a_migration_that_fails_half_way_leaves_the_old_schema(tmp_path: Path) -
 def test_a_migration_may_not_leave_dangling_rows(tmp_path: Path) -> None:
     with writer_in(tmp_path) as store:
         rent(store, add(store))
-    newer = migrations_with(tmp_path / "newer", n0002_bad="DELETE FROM jobs;\n")
+    newer = migrations_with(tmp_path / "newer", bad="DELETE FROM jobs;\n")
     with pytest.raises(StoreBroken, match="dangling"):
         writer_in(tmp_path, epoch=6, migrations=newer)
     with writer_in(tmp_path, epoch=6) as store:
@@ -222,7 +235,7 @@ def test_a_migration_may_not_leave_dangling_rows(tmp_path: Path) -> None:
 
 
 def test_books_of_a_newer_gpujob_are_refused_by_every_door(tmp_path: Path) -> None:
-    newer = migrations_with(tmp_path / "newer", n0002_more="CREATE TABLE extra (id INTEGER) STRICT;\n")
+    newer = migrations_with(tmp_path / "newer", more="CREATE TABLE extra (id INTEGER) STRICT;\n")
     writer_in(tmp_path, migrations=newer).close()
     for open_door in (Store.open_reader, Store.open_requester, lambda home: Store.open_writer(home, 9)):
         with pytest.raises(StoreTooNew, match="upgrade gpujob"):
@@ -231,13 +244,13 @@ def test_books_of_a_newer_gpujob_are_refused_by_every_door(tmp_path: Path) -> No
 
 def test_older_books_wait_for_a_controller_to_migrate_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer_in(tmp_path).close()
-    monkeypatch.setattr(schema, "newest_version", lambda *_: 2)
+    monkeypatch.setattr(schema, "newest_version", lambda *_: NEWEST + 1)
     with pytest.raises(StoreTooOld, match="gpujob controller stop"):
         Store.open_reader(home_in(tmp_path))
 
 
 def test_migrations_are_numbered_without_a_hole(tmp_path: Path) -> None:
-    folder = migrations_with(tmp_path / "m", n0003_late="SELECT 1;")
+    folder = migrations_with(tmp_path / "m", hole=1, late="SELECT 1;")
     with pytest.raises(ValueError, match="without a hole"):
         schema.numbered(folder)
 
