@@ -110,7 +110,7 @@ def forget(loop: Loop, args: Mapping[str, Any]) -> Mapping[str, Any]:
         words = f"{row.id} is {row.phase}, not being released: `gpujob cancel {name}` first"
         return {"ok": False, "code": 2, "error": words, "next": "forget is for a release that cannot be confirmed"}
     now = loop.clock.utc()
-    loop.bill(row, now)
+    loop.money.bill(row, now)
     loop.store.apply(row.job, [act.StoreGone(row.id)], now)
     what = f"{row.offer.provider} {row.provider_id or row.id} at {row.offer.hourly:f} {row.offer.currency}/h"
     loop.store.add_journal(now, "forget", f"the user says that {what} is gone", job=row.job, rental=row.id)

@@ -33,7 +33,7 @@ def machine_for(loop: Loop, old: Job, wish: Mapping[str, Any]) -> Rental | None:
     new = _merged(old, wish)
     if new.currency != str(wish.get("currency") or "USD") or bool(new.snapshot) is not bool(old.snapshot):
         return None
-    facts = loop.observer.facts(replace(new, first_rental_at=now, ttl_extra_s=0.0), now, loop.limits_left(new))
+    facts = loop.observer.facts(replace(new, first_rental_at=now, ttl_extra_s=0.0), now, loop.money.limits_left(new))
     rows = [each for each in facts.rentals if each.rental.open]
     if len(rows) != 1 or rows[0].rental.phase is not RentalPhase.LIVE or lifecycle.dead(rows[0]):
         return None

@@ -7,13 +7,12 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from orchestrator import actions as act
-from orchestrator import budget, lifecycle, placement
+from orchestrator import lifecycle, placement
 from orchestrator.accounts import Accounts, Region, region_of
 from orchestrator.board import Board
 from orchestrator.books import Books, Verdict
@@ -30,18 +29,18 @@ from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
 from orchestrator.reconcile import reconcile
-from orchestrator.requests import answer, month_start
+from orchestrator.requests import answer
+from orchestrator.spending import Spending
 from orchestrator.store import Fenced, OverBudget, Store, StoreBusy, StoreError, StoreFull
 from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
-from providers.base import Instance, Ref
+from providers.base import Ref
 from providers.errors import ProviderError
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
 
 TURN_S = 1.0  # the longest turn: requests whose poke was lost are seen by then
-BILL_EVERY_S = 20.0  # what is spent is written this often; between two writes it is still inside the reserve
 SETTLE_LIMIT_S = 60.0  # after a start or a sleep, listings that do not answer hold decisions back this long
 FAULT_AGAIN_S = 30.0  # a job that our own bug hit is looked at again after this
 REPEAT_S = 1.0  # an effect that succeeded and is still wanted runs again after this
@@ -90,9 +89,8 @@ class Loop:
         self._gaps = GapDetector(self.clock)
         self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
-        self._billed_at = 0.0
         self._look_at = 0.0  # boot time; at once after a decision that changed a row
-        self._sums: dict[str, tuple[float, Decimal]] = {}  # currency -> boot time, what counts against the limits
+        self.money = Spending(self)
         self._stopping = False
         self._pause = threading.Event()
         self._meant_at: float | None = None  # boot time by which the wait had to be over
@@ -192,7 +190,7 @@ class Loop:
         self.accounts.list_due(rentals, self.store.tombstones(self.clock.utc()))
         if self.doubtful:
             self.accounts.list_everywhere()
-        self._bill(rentals)
+        self.money.bill_due(rentals)
 
     def _guarded(self, what: str, call: Callable[[Any], None], argument: Any) -> None:
         """One job that meets a bug of ours must not leave the machines of the others without a controller."""
@@ -267,57 +265,6 @@ class Loop:
             self.fenced = True
             log.error("stepped aside", why=why)
 
-    # --- money --------------------------------------------------------------------------------------------------------
-
-    def _bill(self, rentals: tuple[Rental, ...], force: str = "") -> None:
-        boot = self.clock.boot()
-        if not force and boot - self._billed_at < BILL_EVERY_S:
-            return
-        if not force:
-            self._billed_at = boot
-        now = self.clock.utc()
-        with self.store.transaction():  # one wait for the disk, whatever the number of machines
-            self._bill_all(rentals, now, force)
-
-    def _bill_all(self, rentals: tuple[Rental, ...], now: float, force: str) -> None:
-        for rental in rentals:
-            if force in ("", rental.id) and rental.create_sent_at is not None and rental.phase is not RentalPhase.GONE:
-                try:
-                    self.bill(rental, now)
-                except ProviderError as error:  # its package or settings went: the reserve still covers it
-                    log.warning("not billed", rental=rental.id, error=str(error))
-
-    def bill(self, rental: Rental, until: float) -> None:
-        """Write what one rental has cost until then. Nothing before it was looked at, after a start or a sleep; a
-        machine that is found dead then was not seen dying, and has cost its whole life at most.
-        """
-        if rental.create_sent_at is None or rental.provider_id is None or not self.observer.settled:
-            return
-        caps, got = self.accounts.caps(rental.offer.provider), self.observer.of(rental.id).sight.got
-        if got == "missing" or (isinstance(got, Instance) and got.status in caps.dead_statuses):
-            until = min(until, max(rental.end, rental.create_sent_at))
-        amount = budget.cost(until - rental.create_sent_at, rental.offer)
-        self.store.bill(rental.id, "instance", amount, until, play=caps.play)
-
-    def limits_left(self, job: Job) -> Decimal | None:
-        """What the config's limits leave for this job; play money has none."""
-        limit = self.config.limits.per_month
-        providers = job.spec.get("providers") or self.accounts.configured
-        if limit is None or job.max_cost is not None or all(self.accounts.caps(name).play for name in providers):
-            return None
-        rates = self.config.rates_to(job.currency)
-        return limit.amount * rates.get(limit.currency, Decimal(1)) - self._used(job.currency)
-
-    def _used(self, currency: str) -> Decimal:
-        """What this month's jobs have spent and reserved. It is a sum over all machines, so it is added up anew after a
-        decision that changed a reserve, else once a second: bills move money from one part of the sum to the other."""
-        at, used = self._sums.get(currency, (0.0, Decimal(0)))
-        boot, now = self.clock.boot(), self.clock.utc()
-        if currency not in self._sums or boot - at >= TURN_S:
-            used = self.store.committed_since(month_start(now), now, currency, self.config.rates_to(currency))
-            self._sums[currency] = (boot, used)
-        return used
-
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def spec_of(self, job: Job) -> tuple[JobSpec, Policy]:
@@ -349,7 +296,7 @@ class Loop:
             spec, policy = self.spec_of(job)
             now = self.clock.utc()
             try:
-                facts = self.observer.facts(job, now, self.limits_left(job))
+                facts = self.observer.facts(job, now, self.money.limits_left(job))
             except ProviderError as error:
                 self._due[job_id] = self.clock.boot() + 30.0
                 log.error("facts", job=job_id, error=str(error))
@@ -377,7 +324,7 @@ class Loop:
             if isinstance(write, act.SetOutcome):
                 writes[index] = self.machines.explain(job, write, facts)
             elif isinstance(write, act.StoreGone) and not write.never_made:
-                self._bill(self.store.rentals(job.id), force=write.rental)
+                self.money.bill_all([self.store.rental(write.rental)])
             elif isinstance(write, act.Release):
                 self._remember(write, facts)
         try:
@@ -391,7 +338,7 @@ class Loop:
             log.error("illegal step", job=job.id, error=str(error), writes=[type(w).__name__ for w in writes])
             return False
         if any(isinstance(write, MONEY) for write in writes):
-            self._sums.clear()
+            self.money.forget_sums()
         for write in writes:
             log.info("write", job=job.id, kind=type(write).__name__, rental=getattr(write, "rental", ""))
         return applied.changed > 0

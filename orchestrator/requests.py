@@ -105,7 +105,7 @@ def _extend(loop: Loop, args: Mapping[str, Any]) -> Answer:
     job = loop.store.job(job.id)
     _, policy = loop.spec_of(job)
     end, binds = deadline(job, policy, now), Reason.TTL
-    facts = loop.observer.facts(job, now, loop.limits_left(job))
+    facts = loop.observer.facts(job, now, loop.money.limits_left(job))
     for rental in (r.rental for r in facts.rentals if r.rental.phase is RentalPhase.LIVE):
         start = rental.create_sent_at or rental.created_at
         end, binds = end_for(facts, policy, rental.offer, start, without=rental.id)
