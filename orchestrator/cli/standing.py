@@ -65,10 +65,19 @@ def needs_money(standing: Standing, replace: bool, again: bool) -> bool:
 
 
 def refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> None:
-    """What would only be found out after the question: no price, nothing that stops the bill, limits."""
+    """What would only be found out after the question: no card that holds the model, no price, nothing that stops the
+    bill, limits.
+    """
     from orchestrator.planning import unbound
 
     plan, spec = prepared.plan, prepared.spec
+    if plan.memory is not None and not any(plan.memory.fits(g.vram_gb, g.count) for g in plan.policy.ask.gpus):
+        raise CliError(
+            "no GPU that the spec asks for holds its model, so waiting could not help; nothing was done",
+            where=spec.name,
+            why=f"the model needs {plan.memory.need:.4g} GB of GPU memory",
+            next="gpujob plan names cards and methods that fit; without `model` the memory is not compared",
+        )
     if plan.chosen is None and plan.price_cap is None:
         troubles = "; ".join(f"{q.provider}: {q.trouble}" for q in plan.quotes if q.trouble)
         raise CliError(

@@ -279,6 +279,23 @@ def test_a_model_that_no_card_asked_for_holds_says_what_would(
     assert found["memory"] == {"need_gb": 140, "more_per_card_gb": 0, "bigger": None}
 
 
+def test_a_job_for_which_no_card_could_ever_do_is_not_applied(
+    market: list[Offer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market += [offer("0.80")]
+    monkeypatch.setenv("GPUJOB_CONTROLLER", "here")
+    values = {
+        "name": "x", "gpu": "RTX-4090", "providers": ["acme"], "run": "x", "max_price": "2 USD",
+        "model": {"params": "7B", "method": "full"},
+    }  # fmt: skip
+    Path("job.yaml").write_text(json.dumps(values), encoding="utf-8")
+    monkeypatch.setattr("orchestrator.cli.client.start_early", lambda home: None)
+    assert main.main(["apply", "job.yaml", "-y"]) == 2
+    said = capsys.readouterr().err
+    assert "no GPU that the spec asks for holds its model" in said
+    assert "the model needs 140 GB of GPU memory" in said
+
+
 def test_a_near_limit_is_said(market: list[Offer], capsys: pytest.CaptureFixture[str]) -> None:
     market += [offer("0.40")]
     text, _ = planned(capsys, model={"params": "7B", "method": "lora"})
