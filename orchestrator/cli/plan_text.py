@@ -176,10 +176,10 @@ def _memory(prepared: Prepared) -> Iterator[str]:
     offer = prepared.bigger
     if offer is not None:
         hourly = money(offer.hourly, offer.currency, offer.provider in _play(plan))
-        price = f"; bigger card: {_cards(offer)} at {offer.provider} costs {hourly}/h"
+        price = f"; bigger card {_cards(offer)} at {offer.provider} costs {hourly}/h"
     else:
         price = f"; {bigger(found)}"
-    how = "is too small" if found.model.method == "inference" else "fits only with ZeRO-3 or offload, which is slower"
+    how = "is too small" if found.model.method == "inference" else "fits only with ZeRO-3 or offload (slower)"
     yield f"  {cards} {how}{price}"
     yield from (f"  {line}" for line in instead(found))
 

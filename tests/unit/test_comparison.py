@@ -267,8 +267,8 @@ def test_a_model_that_no_card_asked_for_holds_says_what_would(
     market += [offer("0.80", gpu_count=2), big]
     text, found = planned(capsys, 4, gpu="RTX-4090:2", model={"params": "7B", "method": "full"})
     assert (
-        "2 x RTX-4090 (48 GB) fits only with ZeRO-3 or offload, which is slower; "
-        "bigger card: 2 x A100-80GB-SXM at acme costs 2.40 USD/h"
+        "2 x RTX-4090 (48 GB) fits only with ZeRO-3 or offload (slower); "
+        "bigger card 2 x A100-80GB-SXM at acme costs 2.40 USD/h"
     ) in text
     assert "instead   7B LoRA, bf16: 18.62 GB, one card of 20 GB" in text
     assert found["memory"]["bigger"]["gpu"] == "A100-80GB-SXM"
