@@ -36,12 +36,15 @@ def main() -> int:
     parser.add_argument("--crash", action="store_true")
     parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--mutants", nargs="*")
+    parser.add_argument("--kill", nargs="*", help="one suite of the mutants: seeds A B, or crash")
     parser.add_argument("--nightly", type=float, default=0.0)
     args = parser.parse_args()
     if args.mutants is not None:
         from sim_mutants import run_mutants
 
         return run_mutants(ROOT, args.mutants, args.jobs)
+    if args.kill:
+        return kill(*args.kill)
     if args.crash:
         from sim_crash import enumerate_crashes
 
@@ -64,6 +67,22 @@ def seeds(first: int, job_days: float, seconds: float, jobs: int) -> Iterator[Re
             enough = days >= job_days if not seconds else time.monotonic() - began >= seconds
             if enough:
                 return
+
+
+def kill(suite: str, *numbers: str) -> int:
+    """Exit 1 at the first violation of a suite: what a mutant must not survive."""
+    if suite == "crash":
+        from sim_crash import count_taps, run_nominal
+
+        results = (run_nominal((n,)) for n in range(1, count_taps() + 1, 3))
+    else:
+        first, last = map(int, numbers)
+        results = (run_seed(seed) for seed in range(first, last))
+    for result in results:
+        if result.violations:
+            print(f"seed {result.seed}{result.how}: {result.violations[0]}")
+            return 1
+    return 0
 
 
 def report(results: Iterable[Result]) -> int:

@@ -40,6 +40,8 @@ class Shape:
     shape: str
     nth: int = 1  # of `once`: which opportunity, or which tenth of the faulty phase for a timed kind
     windows: tuple[tuple[float, float], ...] = ()
+    chance: float | None = None  # of `steady`, instead of the kind's
+    mean_s: float | None = None  # of a steady timed kind, instead of the kind's
 
 
 class Faults:
@@ -59,7 +61,7 @@ class Faults:
         if shape.shape == "once":
             hit = self._seen[kind] == shape.nth
         elif shape.shape == "steady":
-            hit = self._rng.random() < CHANCES.get(kind, 0.15)
+            hit = self._rng.random() < (shape.chance or CHANCES.get(kind, 0.15))
         else:  # `solid`, for tests, is a window without a gap
             inside = any(a <= now < b for a, b in shape.windows)
             hit = inside and (shape.shape == "solid" or self._rng.random() < 0.9)
@@ -75,7 +77,7 @@ class Faults:
         span = self.until - start
         if shape.shape == "once":
             return [start + span * (shape.nth + self._rng.random()) / 10]
-        found, now, mean = [], start, MEAN_S.get(kind, 10_800.0)
+        found, now, mean = [], start, shape.mean_s or MEAN_S.get(kind, 10_800.0)
         if shape.shape == "window":  # a burst: several in a short time
             for a, _ in shape.windows:
                 found += [a + self._rng.uniform(0, 900) for _ in range(3)]

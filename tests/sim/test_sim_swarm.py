@@ -1,0 +1,36 @@
+"""Whole runs by their seed: a few new ones, those that once failed, and the same one twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sim_swarm import run_seed, story
+
+pytestmark = pytest.mark.sim
+CORPUS = Path(__file__).with_name("corpus.txt")
+
+
+def corpus() -> list[int]:
+    """Seeds that found a bug, with what they found; kept for ever."""
+    rows = [line.split("#")[0].strip() for line in CORPUS.read_text(encoding="utf-8").splitlines()]
+    return [int(row) for row in rows if row]
+
+
+@pytest.mark.parametrize("seed", [*range(8)])
+def test_a_swarm_of_faults_breaks_no_promise(seed: int) -> None:
+    result = run_seed(seed)
+    assert result.violations == [], story(result)
+
+
+@pytest.mark.parametrize("seed", corpus())
+def test_a_seed_that_once_failed_holds(seed: int) -> None:
+    result = run_seed(seed)
+    assert result.violations == [], story(result)
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    one, two = run_seed(11), run_seed(11)
+    assert one.trace == two.trace
+    assert one.lines == two.lines
+    assert run_seed(12).trace != one.trace
