@@ -48,6 +48,7 @@ AGENT = "python3 ~/.gpujob/agent.py"
 LINE_MAX = 128 * 1024  # twice the protocol's own bound
 OUTPUT_MAX = 64 * 1024 * 1024  # a manifest of 300,000 files; more is an attack or a mistake
 KEEPALIVE_S = 10
+IDLE_WAKE_S = 1.0  # how often paramiko's reading thread looks up; at its own 0.1 s, 200 of them cost a tenth of a core
 UNACKED_MS = 30_000  # TCP gives up on a peer that has acknowledged nothing for so long
 STOP_POLL_S = 1.0  # how late a set stop event is seen; `close` is immediate
 
@@ -294,6 +295,7 @@ def connect(target: Target, timeout_s: float = 15.0) -> Connection:
         _check_host_key(target, transport.get_remote_server_key())
         transport.auth_publickey(target.user, key)
         transport.set_keepalive(KEEPALIVE_S)
+        sock.settimeout(IDLE_WAKE_S)
         return Connection(target, transport, sock)
     except BaseException as exc:
         if transport is not None:
