@@ -14,6 +14,11 @@ STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
     r"|\[\s*\d+\.\d{3,}\] )"  # dmesg
 )
+#: What loggers put before each line of a traceback that they were handed.
+LOGGER = re.compile(
+    r"^(?:(?:ERROR|CRITICAL|FATAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w./-]+:\d+\] ?"
+    r"|E\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ?)"
+)
 RANK = re.compile(
     r"^(?:\[(?:rank|default)?(?P<a>\d+)\](?:<std(?:err|out)>)?:\s?|\[\d+,(?P<b>\d+)\]<std(?:err|out)>:\s?"
     r"|\(\w+ (?:rank=(?P<c>\d+) )?pid=(?P<pid>\d+)[^)]*\)\s|(?P<d>\d{1,4}): |\[[Rr]ank (?P<e>\d+)\]:?\s)"
@@ -50,5 +55,7 @@ def clean(raw: bytes) -> Line:
         if rank is None and (mark := RANK.match(text)):
             rank = next(int(group) for group in (*mark.group("a", "b", "c", "d", "e"), mark["pid"]) if group)
             text = text[mark.end() :]
+        if text[:1] in "ECF" and (logger := LOGGER.match(text)):
+            text = text[logger.end() :]
     bar = BAR.match(text) if "%|" in text else None
     return Line(text[bar.end() :] if bar else text, rank, bar is not None)

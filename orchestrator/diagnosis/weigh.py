@@ -145,8 +145,10 @@ def _first(table: Table, seen: Seen, found: list[Sighting]) -> Sighting | None:
     own = [s for s in found if not s.signature.follows]
     if seen.root_rank is not None and any(s.line.rank == seen.root_rank for s in own):
         own = [s for s in own if s.line.rank in (seen.root_rank, None)]
+    if all(s.signature.vague for s in own):
+        own = found  # a crash after an echo is its consequence: whichever came first
     if not own:
-        return found[0] if found else None
+        return None
     first = own[0]
     for other in own[1:]:
         specific = other.signature is not table.generic and not other.signature.vague

@@ -57,6 +57,8 @@ class Case:
     line: str
     rank: int | None
     scene: str
+    wording_kind: str = "raise"
+    rank_mark: int | None = None  # what stands for the rank in lines that are marked with a process id
 
 
 def wordings(which: str) -> tuple[Wording, ...]:
@@ -255,15 +257,17 @@ AFTERMATH = (
 TAILS_ALLOWED = ("raise", "line", "kernel")  # a bare last word stays the last word
 
 
-def case(wording: Wording, seed: int, lines: int = 400) -> Case:
-    """One log of about `lines` lines around the failure; the same seed makes the same log."""
+def case(wording: Wording, seed: int, lines: int = 400, ranks: int | None = None) -> Case:
+    """One log of about `lines` lines around the failure; the same seed makes the same log. `ranks`: drawn if None."""
     rng = random.Random(f"{wording.text}/{seed}")
     text = fill(wording.text, rng)
     loop = _loop(rng)
     scene = "alone"
-    ranks = rng.choice((1, 1, 2, 4, 8)) if wording.kind in ("raise", "kernel") else 1
+    of_a_rank = wording.kind in ("raise", "kernel")  # shells and launchers mark nothing
+    if ranks is None:
+        ranks = rng.choice((1, 1, 2, 4, 8)) if of_a_rank else 1
     prefix = rng.choice(PREFIXES) if ranks > 1 else None
-    rank = rng.randrange(ranks) if ranks > 1 else None
+    rank = rng.randrange(ranks) if ranks > 1 and of_a_rank else None
 
     def mark(line: str, at: int | None) -> str:
         return line if prefix is None else prefix(at if at is not None else rng.randrange(ranks)) + line
@@ -275,8 +279,8 @@ def case(wording: Wording, seed: int, lines: int = 400) -> Case:
         caught = [*_frames(rng), rng.choice(CAUGHT), *(loop(step + n) for n in range(60))]
         where = rng.randrange(5, max(6, lines // 2))
         out[where:where] = [mark(line, rank) for line in caught]
-    failure = [mark(line, rank) for line in _failure(rng, wording, text)]
-    if ranks > 1:
+    failure = [mark(line, rank) if of_a_rank else line for line in _failure(rng, wording, text)]
+    if ranks > 1 and rank is not None:
         scene = "ranks"
         # Other ranks go on for a moment and then notice; their lines come between those of the failing one
         for n in range(rng.randrange(3)):
@@ -296,7 +300,7 @@ def case(wording: Wording, seed: int, lines: int = 400) -> Case:
     return Case(
         f"{wording.klass}/{seed}/{wording.text[:40]}", data, wording.exit,
         {key: fill(value, rng) for key, value in wording.facts.items()}, wording.klass, wording.relaunch, text, rank,
-        f"{scene}{mess}",
+        f"{scene}{mess}", wording.kind, None if rank is None else 4000 + rank,
     )  # fmt: skip
 
 
@@ -342,3 +346,11 @@ def healthy(seed: int, lines: int = 400) -> bytes:
 def reaction_of(found: Any) -> str:
     """A reaction as the labels write it: no, same, other or any."""
     return found.where if found.relaunch else "no"
+
+
+def right(found: Any, made: Case) -> bool:
+    """Whether a diagnosis has the class, the reaction and the line of the label, and the rank where one is marked."""
+    by_the_machine = bool(made.facts) or made.klass == "unknown"  # what decided is not in the log
+    line = by_the_machine or (bool(found.line) and (made.line[:120] in found.line or found.line[:120] in made.line))
+    rank = made.rank is None or made.wording_kind == "kernel" or found.rank in (made.rank, made.rank_mark)
+    return bool(found.klass == made.klass and reaction_of(found.reaction) == made.relaunch and line and rank)

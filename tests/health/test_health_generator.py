@@ -1,0 +1,61 @@
+"""What the rules are worth on generated logs: wordings they were written with, and wordings kept out of sight."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import generator
+import health_cases
+import pytest
+
+from orchestrator.diagnosis import Circumstances, diagnose
+
+HELD_AT_LEAST = 0.98
+EACH = 2
+
+
+def outcome(which: str, seed: int) -> tuple[int, list[str], list[str]]:
+    """How many logs, those that were judged wrong, and the user's own failures that would be started again."""
+    count, wrong, relaunched = 0, [], []
+    for case in generator.cases(which, EACH, lines=250, first_seed=seed):
+        found = health_cases.told(case)
+        count += 1
+        if not generator.right(found, case):
+            wrong.append(f"{case.name} ({case.scene}): {found.klass} {found.reaction.where} {found.line[:80]}")
+        if case.klass == "user-code" and case.relaunch == "no" and found.reaction.relaunch:
+            relaunched.append(case.name)
+    return count, wrong, relaunched
+
+
+@pytest.mark.parametrize(("which", "seed"), [("seen", 100), ("held", 0)])
+def test_generated_logs(which: str, seed: int) -> None:
+    count, wrong, relaunched = outcome(which, seed)
+    assert count >= 300
+    assert 1 - len(wrong) / count >= HELD_AT_LEAST, wrong
+    assert relaunched == []
+
+
+def test_no_wording_is_in_both_sets() -> None:
+    seen, held = ({wording.text for wording in generator.wordings(which)} for which in ("seen", "held"))
+    assert {text for text in seen & held if text != "Killed"} == set()  # bare words have no other wording
+    assert len(held) >= 100
+
+
+def test_the_generator_makes_every_scene_of_every_class() -> None:
+    scenes: Counter[str] = Counter()
+    classes = set()
+    for case in generator.cases("seen", 3, lines=60):
+        scenes[case.scene.partition("+")[0]] += 1
+        classes.add(case.klass)
+    assert set(scenes) == {"alone", "caught", "ranks", "launcher"}
+    assert len(classes) >= 16
+    first = next(generator.cases("seen", 1, lines=60))
+    assert first.log == next(generator.cases("seen", 1, lines=60)).log  # the same seed, the same log
+
+
+@pytest.mark.parametrize("entry", health_cases.table("field"), ids=lambda entry: entry["name"])
+def test_logs_in_the_shapes_of_public_reports(entry: dict[str, str]) -> None:
+    code = entry["exit"]
+    found = diagnose([entry["log"].encode()], Circumstances(exit_code=None if code is None else int(code)))
+    assert (found.klass, generator.reaction_of(found.reaction)) == (entry["class"], entry["again"])
+    assert entry["line"] in found.line
