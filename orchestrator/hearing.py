@@ -44,7 +44,7 @@ def take_listing(loop: Loop, message: Listed) -> None:
     else:
         loop.observer.saw_light()
         dead = loop.accounts.caps(message.provider).dead_statuses  # an adapter that went away cannot even say this
-    part_of = _parts(message.listing)
+    part_of = parts(message.listing)
     for rental in loop.store.open_rentals():
         if region_of(rental) != region:
             continue
@@ -57,7 +57,7 @@ def take_listing(loop: Loop, message: Listed) -> None:
     _sweep(loop, message)
 
 
-def _parts(listing: Listing | Unknown) -> Callable[[Rental], Listing | Unknown]:
+def parts(listing: Listing | Unknown) -> Callable[[Rental], Listing | Unknown]:
     """The lines of a listing that may be about one rental, found without comparing each with each."""
     if isinstance(listing, Unknown):
         return lambda _: listing

@@ -1,0 +1,65 @@
+"""What is heard: a listing split by machine says the same as the whole one; what only shows progress wakes nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import core_facts as cf
+import pytest
+
+from orchestrator.hearing import is_quiet, parts
+from orchestrator.messages import EventSeen, Lost, Message, Poke, ProgressSeen, Reached, StatusSeen
+from orchestrator.model import Rental, Unknown
+from orchestrator.sightings import Sightings
+from providers.base import Instance, Listing, Ref, Resource, Tag
+
+RENTALS = [
+    cf.rental(1, create_sent_at=cf.T0),
+    cf.rental(2, create_sent_at=cf.T0, provider_id=None),
+    cf.rental(3, create_sent_at=cf.T0, provider_id="i-elsewhere"),
+]
+
+
+def listed(rental: Rental, listing: Listing) -> Sightings:
+    seen = Sightings()
+    seen.listed(rental, listing, cf.T0 + 10, 50.0)
+    return seen
+
+
+def machine(name: str, tag: str | None) -> Instance:
+    known = None if tag is None else Tag("abcdef", tag)
+    return replace(cf.instance(), ref=Ref("prov", "acc", "r1", name), tag=known)
+
+
+@pytest.mark.parametrize("rental", RENTALS, ids=lambda rental: rental.id)
+def test_a_part_of_a_listing_shows_a_rental_what_the_whole_one_shows(rental: Rental) -> None:
+    ids = (RENTALS[0].provider_id or "", "i-elsewhere", "i-new")
+    tags = (None, *(r.id for r in RENTALS), "gj-others")
+    for number, (name, tag, more) in enumerate(product(ids, tags, tags)):
+        disk = Resource(Ref("prov", "acc", "r1", f"d-{number}", "disk"), "in-use", tag and Tag("abcdef", tag))
+        whole = Listing((machine(name, tag), machine("i-second", more), machine("i-third", tag)), (disk,))
+        assert listed(rental, parts(whole)(rental)) == listed(rental, whole)  # type: ignore[arg-type]
+
+
+def test_a_failed_listing_is_unknown_to_every_rental() -> None:
+    failed = Unknown("503", cf.T0)
+    assert all(parts(failed)(rental) is failed for rental in RENTALS)
+
+
+@pytest.mark.parametrize(
+    ("message", "quiet"),
+    [
+        (ProgressSeen("gj-1", "t0.1", 5.0, None), True),
+        (EventSeen("gj-1", {"t": "sample", "cpu": 3}), True),
+        (EventSeen("gj-1", {"t": "exit", "run": "t0.1"}), False),
+        (EventSeen("gj-1", {"t": "notice"}), False),
+        (EventSeen("gj-1", {}), False),
+        (StatusSeen("gj-1", {}), False),
+        (Reached("gj-1", {}), False),
+        (Lost("gj-1", "reset", 0.1), False),
+        (Poke(), False),
+    ],
+)
+def test_only_what_decides_nothing_is_quiet(message: Message, quiet: bool) -> None:
+    assert is_quiet(message) is quiet
