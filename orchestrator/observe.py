@@ -100,9 +100,12 @@ class Observer:
 
     def ssh_dark(self) -> bool:
         """Several machines that their providers show running should answer, and none of all does."""
-        watched = [s for s in self.rentals.values() if s.watched]
-        silent = [s for s in watched if s.shown_ready and s.machine.failed_awake_s >= DARK_AFTER_S]
-        return len(silent) >= DARK_MIN and not any(s.machine.connected for s in watched)
+        silent = 0
+        for seen in self.rentals.values():
+            if seen.watched and seen.machine.connected:
+                return False  # mostly the first one: this is asked in every decision
+            silent += seen.watched and seen.shown_ready and seen.machine.failed_awake_s >= DARK_AFTER_S
+        return silent >= DARK_MIN
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
