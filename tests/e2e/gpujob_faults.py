@@ -10,6 +10,7 @@ It is registered as any plugin is: a distribution of its own on the controller's
     list-broken      every listing fails with what the file says
     list-bug         the adapter raises something that is no provider error
     proxy            a port: the first machine is reached through it
+    created, listed  written here: a line for each call
     impostor         another machine, which knows our key but no nonce of ours, answers at the address
 """
 
@@ -69,6 +70,8 @@ class FaultyProvider(LocalProvider):
         return self._shown(instance)
 
     def list(self, region: str) -> Listing:
+        with (self.faults / "listed").open("a") as made:
+            made.write(f"{region}\n")
         broken = self.said("list-broken")
         if broken is not None:
             raise Ambiguous(broken, provider=self.name, what="list")

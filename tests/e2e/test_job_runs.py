@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from gpujob_world import World, counting
@@ -55,7 +56,10 @@ def test_a_job_brings_its_results_home_and_gives_the_machine_back(tmp_path: Path
 
 def test_twenty_jobs_at_once_and_one_listing_for_all(tmp_path: Path) -> None:
     with World(tmp_path) as world:
-        specs = [world.spec(f"job{n:02}", f"echo start; sleep 1; echo done {n}") for n in range(20)]
+        faults = world.faulty()
+        began = time.monotonic()
+        keys = {"providers": ["faulty"]}
+        specs = [world.spec(f"job{n:02}", f"echo start; sleep 1; echo done {n}", **keys) for n in range(20)]
         out, _ = world.cli("apply", *map(str, specs), "-y", "-o", "json")
         assert len(json.loads(out)) == 20
         for n in range(20):
@@ -63,6 +67,9 @@ def test_twenty_jobs_at_once_and_one_listing_for_all(tmp_path: Path) -> None:
             assert job.outcome is Outcome.DONE
             assert world.log(f"job{n:02}", 1) == f"start\ndone {n}\n".encode()
             assert len(world.rentals(f"job{n:02}")) == 1
+        # At most one a tick of two seconds, and one more after each destroy; a listing a job would be twenty a tick
+        listed = len((faults / "listed").read_text().split())
+        assert listed <= (time.monotonic() - began) / 2 + 2 * 20
         world.until(lambda: world.machines() == [], "all are released")
         for n in range(20):
             world.assert_clean(f"job{n:02}")
