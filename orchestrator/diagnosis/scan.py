@@ -43,6 +43,7 @@ class Sighting:
     signature: Signature
     worked: int
     shout: bool = False
+    raised: bool = False  # an exception, not a message in passing
     source: str = "log"
 
     @property
@@ -211,7 +212,9 @@ class Scanner:
             return True
         if AFTER_FRAMES.match(text) or RAISED.match(text) or (known is not None and line.text[:1].isalpha()):
             del self._stacks[line.rank]
-            self._raised(Sighting(number, replace(line, text=text), known or self._table.generic, 0), stack)
+            self._raised(
+                Sighting(number, replace(line, text=text), known or self._table.generic, 0, raised=True), stack
+            )
             return True
         return False
 
@@ -245,9 +248,9 @@ class Scanner:
         if self._table.look_alike.search(text) and not (known is not None and known.warns):
             return
         if known is not None:
-            self._add(Sighting(number, line, known, 0))
+            self._add(Sighting(number, line, known, 0, raised=RAISED.match(text) is not None))
         elif RAISED.match(text):
-            self._add(Sighting(number, line, self._table.generic, 0))
+            self._add(Sighting(number, line, self._table.generic, 0, raised=True))
         elif SHOUTED.search(text):
             self._add(Sighting(number, line, self._table.generic, 0, shout=True))
 

@@ -55,6 +55,7 @@ class Kind:
     says: str
     reaction: Reaction
     advice: str
+    chatter: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Signature:
     vague: bool = False
     warns: bool = False
     wrapper: bool = False
+    chatter: bool = False
     sources: tuple[str, ...] = ()
 
     def matches(self, text: str) -> bool:
@@ -157,7 +159,7 @@ def _kind(name: str, entry: Mapping[str, Any], advice: Mapping[str, tuple[str, .
     topic = entry["advice"]
     if topic not in advice:
         raise ValueError(f"class {name}: there is no advice {topic!r}")
-    return Kind(name, entry["says"], _reaction(name, entry, Reaction()), topic)
+    return Kind(name, entry["says"], _reaction(name, entry, Reaction()), topic, bool(entry.get("chatter")))
 
 
 def _reaction(name: str, entry: Mapping[str, Any], default: Reaction) -> Reaction:
@@ -182,7 +184,7 @@ def _signature(entry: Mapping[str, Any], kinds: Mapping[str, Kind], advice: Mapp
         raise ValueError(f"signature {name}: there is no advice {topic!r}")
     known = {"id", "class", "find", "match", "relaunch", "times", "first", "advice", "says", "sources"}
     flags = set(entry) - known
-    if flags - {"follows", "vague", "warns", "wrapper"}:
+    if flags - {"follows", "vague", "warns", "wrapper", "chatter"}:
         raise ValueError(f"signature {name}: unknown {', '.join(sorted(flags))}")
     return Signature(
         id=name,
@@ -193,7 +195,7 @@ def _signature(entry: Mapping[str, Any], kinds: Mapping[str, Kind], advice: Mapp
         advice=topic,
         says=entry.get("says", ""),
         sources=tuple(entry.get("sources", ())),
-        **{flag: bool(entry[flag]) for flag in flags},
+        **{"chatter": kind.chatter, **{flag: bool(entry[flag]) for flag in flags}},
     )
 
 

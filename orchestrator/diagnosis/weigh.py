@@ -3,6 +3,7 @@
 Rules
 - The first failure of the last burst decides; what the job survived, what only reports another's failure (wrappers)
   and what a failure elsewhere causes (echoes) come after it, in this order.
+- What programs print and survive (networks) yields to what the same rank raises afterwards.
 - A process that was killed says nothing itself: the kernel, the disk and the provider are asked, in this order.
 - What the kernel says outranks a vague message of the program, and nothing else.
 - A program that leaves with a code of its own has decided so: without a known message it is not started again.
@@ -150,7 +151,10 @@ def _first(table: Table, seen: Seen, found: list[Sighting]) -> Sighting | None:
     if not own:
         return None
     first = own[0]
-    for other in own[1:]:
+    if first.signature.chatter:
+        later = (s for s in own if s.raised and not s.signature.chatter and s.line.rank == first.line.rank)
+        first = next(later, first)
+    for other in own[own.index(first) + 1 :]:
         specific = other.signature is not table.generic and not other.signature.vague
         near = other.number - first.number <= CONTINUES and other.line.rank == first.line.rank
         if specific and first.signature.vague and other.signature.kind.name == "bad-host":
