@@ -41,6 +41,7 @@ class Scalar(Node):
     text: str | None
     plain: bool = True
     comment: str = ""
+    block: bool = False  # after a `|`: its lines are those of the file
 
 
 @dataclass
@@ -204,7 +205,7 @@ class _Composer:
         except UnicodeEncodeError:
             raise self._refuse(event, "contains half a surrogate pair") from None
         text = None if is_plain and value in _NULLS else value
-        return Scalar(self._file, line + 1, column + 1, text, is_plain, comment)
+        return Scalar(self._file, line + 1, column + 1, text, is_plain, comment, event.style == "|")
 
     def _sequence(self, start: Any, depth: int) -> Sequence:
         items = []

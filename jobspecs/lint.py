@@ -1,65 +1,149 @@
 """Warnings for `validate`: specs that are valid and probably not meant.
 
-Rules: a warning stops nothing. Each is a pattern with a reason and a way out, in one table per key.
+Rules: a warning stops nothing. Each is a pattern with a reason and a way out, in one table per key, and names the line
+of the script that it is about. Comment lines are not read, and neither a reason nor a hint repeats a secret.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from jobspecs.problems import Problem
 from jobspecs.schema import JobSpec
 
 _ANY = ("setup", "smoke", "run")
-# (keys, pattern, reason, hint); the shell text is searched without its comment lines.
-_PATTERNS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
-    (
-        ("run",), r"save[_-]strategy[= ]+[\"']?epoch",
-        "saves once an epoch, so an interruption loses up to a whole one", "save every some hundred steps",
+_INSTALL = r"(?:pip3?|uv pip|python3?\s+-m\s+pip)\s+install\s+"
+_MIRROR = r"(?:-i|--index-url|--extra-index-url)[= ]+\S*(?:tuna|aliyun|tencent|ustc|douban|huaweicloud|mirror)"
+
+
+def _always(_: JobSpec) -> bool:
+    return True
+
+
+def _on_spot(spec: JobSpec) -> bool:
+    return spec.spot_allowed
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A line of a script that is worth a second look, in the jobs where it is."""
+
+    keys: tuple[str, ...]
+    pattern: str
+    reason: str
+    hint: str
+    where: Callable[[JobSpec], bool] = _always
+
+
+_PATTERNS = (
+    _Pattern(
+        ("run",),
+        r"save[_-]strategy[= ]+[\"']?epoch|--save[_-](?:every[_-])?epochs?\b|every_n_epochs|save_freq[= ]+[\"']?epoch",
+        "saves once an epoch, so an interruption loses up to a whole one", "save every some hundred steps", _on_spot,
     ),
-    (
-        ("run",), r"(^|[;&|]\s*)(tmux|screen|nohup|setsid|disown)\b",
+    _Pattern(
+        _ANY, r"\btmux\s+(?:new|new-session)\b(?!.*\s-\w*d)",
+        "opens tmux in the foreground, which needs a terminal that is not there",
+        "leave it out; gpujob keeps run in tmux, and `gpujob attach` shows it",
+    ),
+    _Pattern(
+        ("run",), r"(^|[;&|]\s*)(tmux\s+\S+\s.*-\w*d|screen|nohup|setsid|disown)\b",
         "detaches itself, so the job looks finished at once", "run it in the foreground; gpujob keeps it in tmux",
     ),
-    (
+    _Pattern(
         ("run",), r"[^&>|]&\s*$(?![\s\S]*\bwait\b)",
         "ends with a command in the background, so the job looks finished at once", "leave the & out, or add wait",
     ),
-    (
+    _Pattern(
         ("run",), r"\$\(date|`date",
         "makes a name from the time, which the next attempt will not find",
         "save into $GPUJOB_CKPT and $GPUJOB_OUT, which are the same in every attempt",
     ),
-    (
-        ("setup",), r"pip3?\s+install\s+(?!.*(==|-r\b|--requirement|-e\b|@|\.whl|\s\.))[^\n]*",
-        "installs whatever version is newest on that day", "pin it (torch==2.4.0), or use a requirements file",
+    _Pattern(
+        _ANY, r"^(?=[\s\S]*\|\s*tee\b)[\s\S]*\bset\s+\+o\s+pipefail",
+        "turns pipefail off, so `| tee` hides the exit code of a program that failed",
+        "leave `set +o pipefail` out; gpujob sets pipefail for every script",
     ),
-    (
-        ("setup",), r"(apt|apt-get)\s+.*install.*(nvidia-driver|cuda-drivers)|modprobe\s+nvidia",
+    _Pattern(
+        _ANY, _INSTALL + r"[^\n]*" + _MIRROR + r"[^\n]*\btorch|" + _INSTALL + r"[^\n]*\btorch\b[^\n]*" + _MIRROR,
+        "takes torch from a mirror, and many mirrors give the CPU build without a word",
+        "take torch from its own index (--index-url .../cu121), the rest from the mirror",
+    ),
+    _Pattern(
+        ("setup", "run"), _INSTALL + r"(?!.*(==|-r\b|--requirement|-e\b|@|\.whl|\s\.))(?=.*\btorch\b)[^\n]*",
+        "installs whatever version of torch is newest on that day, for whatever CUDA that one wants",
+        "pin it with its index (torch==2.4.0 --index-url .../cu121)",
+    ),
+    _Pattern(
+        ("setup",), _INSTALL + r"(?!.*(==|-r\b|--requirement|-e\b|@|\.whl|\s\.|\btorch\b))[^\n]*",
+        "installs whatever version is newest on that day", "pin it (NAME==VERSION), or use a requirements file",
+    ),
+    _Pattern(
+        _ANY,
+        r"(apt|apt-get)\s+.*install.*(nvidia-driver|cuda-drivers|nvidia-utils|\bcuda\b)|modprobe\s+nvidia|NVIDIA-Linux-\S*\.run"
+        r"|ubuntu-drivers\s+(auto)?install",
         "installs a driver, which a rented machine does not allow", "choose an image or a wheel for its driver",
     ),
-    (
+    _Pattern(
         _ANY, r"/home/[a-z][\w-]*/|/Users/[A-Za-z][\w-]*/|\b[A-Z]:\\",
         "names a folder of your own computer", "use workdir, or $GPUJOB_DATA, $GPUJOB_CKPT and $GPUJOB_OUT",
     ),
+    _Pattern(
+        ("run",), r"DataParallel\b(?<!DistributedDataParallel)",
+        "uses DataParallel: four cards are then about twice as fast as one",
+        'use DistributedDataParallel: torchrun --nproc_per_node="$GPUJOB_NUM_GPUS"',
+        lambda spec: any(choice.count > 1 for choice in spec.gpu.choices),
+    ),
 )  # fmt: skip
 _LAUNCHERS = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed|mpirun|horovod|vllm|GPUJOB_NUM_GPUS")
+_ASSIGNED = re.compile(r"\b\w*(?:TOKEN|SECRET|PASSWORD|API_?KEY)=[\"']?(?!\$)[\w/+-]{12,}")
 
 
 def warnings(spec: JobSpec) -> list[Problem]:
-    """What is worth a second look, in the order of the schema; problems without a place."""
-    found = []
-    for keys, pattern, reason, hint in _PATTERNS:
-        for key in keys:
-            command = re.sub(r"^\s*#.*$", "", getattr(spec, key) or "", flags=re.MULTILINE)
-            if re.search(pattern, command.rstrip(), re.MULTILINE):
-                found.append((key, reason, hint))
+    """What is worth a second look, in the order of the schema. `line` is that of the script, 0 for a whole key."""
+    found = [*_of_scripts(spec), *_of_secrets(spec)]
     if any(choice.count > 1 for choice in spec.gpu.choices) and not _LAUNCHERS.search(spec.run):
         hint = 'start it with torchrun --nproc_per_node="$GPUJOB_NUM_GPUS", or ask for one GPU'
-        found.append(("gpu", "run starts one process, and most frameworks then use one GPU", hint))
+        found.append(_whole("gpu", "run starts one process, and most frameworks then use one GPU", hint))
     if spec.spot is True and spec.hold_on_failure.seconds:
-        found.append(("hold_on_failure", "does nothing on a spot machine", "leave it out, or write spot: auto"))
+        found.append(_whole("hold_on_failure", "does nothing on a spot machine", "leave it out, or write spot: auto"))
     if spec.checkpoint is not None and not spec.resumable:
         hint = 'pass "$GPUJOB_RESUME_FROM" in run, or set checkpoint.resume: folder'
-        found.append(("checkpoint", "is declared, and nothing resumes from it", hint))
-    return [Problem("", 0, 0, key, reason, hint) for key, reason, hint in found]
+        found.append(_whole("checkpoint", "is declared, and nothing resumes from it", hint))
+    return found
+
+
+def _whole(key: str, reason: str, hint: str) -> Problem:
+    return Problem("", 0, 0, key, reason, hint)
+
+
+def _scripts(spec: JobSpec, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The scripts of some keys, comment lines emptied so that the numbers of lines stay."""
+    for key in keys:
+        yield key, re.sub(r"^\s*#.*$", "", getattr(spec, key) or "", flags=re.MULTILINE).rstrip()
+
+
+def _of_scripts(spec: JobSpec) -> Iterator[Problem]:
+    for each in _PATTERNS:
+        if not each.where(spec):
+            continue
+        for key, script in _scripts(spec, each.keys):
+            if match := re.search(each.pattern, script, re.MULTILINE):
+                yield Problem("", _line(script, match), 0, key, each.reason, each.hint)
+
+
+def _line(script: str, match: re.Match[str]) -> int:
+    """The line on which a match ends, without the blank that may lead or trail it; counted from 1."""
+    return script.count("\n", 0, match.start() + len(match[0].rstrip())) + 1
+
+
+def _of_secrets(spec: JobSpec) -> Iterator[Problem]:
+    """A secret typed into a script is kept with the job and may be shown in its log; known shapes are refused before."""
+    for key, script in _scripts(spec, _ANY):
+        for number, line in enumerate(script.splitlines(), 1):
+            if _ASSIGNED.search(line):
+                hint = "gpujob secret set NAME, then secrets: [NAME] and $NAME"
+                yield Problem("", number, 0, key, "holds what looks like a secret", hint)
+                break

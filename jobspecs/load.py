@@ -70,10 +70,15 @@ class Located:
     origins: Mapping[str, str]  #: top-level key -> where its value came from; a key that is absent is built in
 
     def place(self, problem: Problem) -> Problem:
-        """`problem`, which knows only its key, at the place of that key or of the nearest one above it."""
+        """`problem`, which knows only its key, at the place of that key or of the nearest one above it.
+
+        Its line, if any, counts within the value, which is followed where the value keeps its lines (`|`).
+        """
         parts = re.findall(r"[^.\[\]]+", problem.key)
         path: KeyPath = tuple(int(part) if part.isdigit() else part for part in parts)
         node, _ = find(self.root, path)
+        if problem.line and isinstance(node, doc.Scalar) and node.block:
+            return problem.at(node.file, node.line + problem.line, 1)
         return problem.at(node.file if node.file else self.filename, node.line, node.column)
 
 
