@@ -140,7 +140,7 @@ def _line(script: str, match: re.Match[str]) -> int:
 
 
 def _of_secrets(spec: JobSpec) -> Iterator[Problem]:
-    """A secret typed into a script is kept with the job and may be shown in its log; known shapes are refused before."""
+    """A secret typed into a script is kept with the job; its log may show it. Known shapes are refused before."""
     for key, script in _scripts(spec, _ANY):
         for number, line in enumerate(script.splitlines(), 1):
             if _ASSIGNED.search(line):

@@ -77,8 +77,9 @@ class Located:
         parts = re.findall(r"[^.\[\]]+", problem.key)
         path: KeyPath = tuple(int(part) if part.isdigit() else part for part in parts)
         node, _ = find(self.root, path)
-        if problem.line and isinstance(node, doc.Scalar) and node.block:
-            return problem.at(node.file, node.line + problem.line, 1)
+        _, value = self.root.entries.get(problem.key, (node, node))
+        if problem.line and isinstance(value, doc.Scalar) and value.block:
+            return problem.at(value.file, value.line + problem.line, 1)
         return problem.at(node.file if node.file else self.filename, node.line, node.column)
 
 
