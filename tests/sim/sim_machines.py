@@ -200,6 +200,7 @@ class SimMachines:
         found = self.world.box_of_rental(context.rental.id) if hit and context.rental is not None else None
         if found is not None:
             self.world.oracle.disturb_box(found.id, PAUSE_MAX_S)
+            self.world.oracle.failed_prepares[found.id] += kind == "prepare-fails"
         return hit
 
     def _answered(self, context: Context) -> None:

@@ -70,6 +70,7 @@ class Oracle:
         self.taken: dict[str, float] = {}  # machine -> when the provider took it
         self.cancelled: dict[str, float] = {}
         self.creates: Counter[str] = Counter()
+        self.failed_prepares: Counter[str] = Counter()
         self._create_times: dict[str, list[float]] = defaultdict(list)
         self._durable: dict[tuple[str, str], list[tuple[float, int, int]]] = defaultdict(list)
         self._best: dict[tuple[str, str], int] = {}
@@ -225,6 +226,8 @@ class Oracle:
             case "unreachable":
                 return self._not_unreachable(box)
             case "bad-host":
+                if self.failed_prepares[box.id] >= 5:
+                    return ""
                 return "it has run something" if any(r.began for r in box.runs.values()) else ""
             case _:
                 return "this reason is not used here"

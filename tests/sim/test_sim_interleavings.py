@@ -290,3 +290,37 @@ def test_a_ttl_lowered_while_the_machine_is_unreachable_still_saves_and_ends_in_
     assert box.dead_at - box.born == pytest.approx(2 * HOUR, abs=600)
     finish(world)
     assert outcome(world) == "failed/ttl/over"
+
+
+def test_a_disk_that_outlives_its_machine_keeps_the_job_from_being_over(build: Build) -> None:
+    world = build(job(0.2), disk_left=window(0, HOUR), list_error=window(700, 1500))
+    world.run(T0 + 1400)
+    assert outcome(world) == "done/done/open"
+    finish(world)
+    assert outcome(world) == "done/done/over"
+    assert all(disk.gone_at is not None for disk in world.clouds["aurora"].disks.values() if disk.tag is not None
+               and disk.tag.deployment == world.deployment)  # fmt: skip
+
+
+def test_a_machine_that_no_replica_knows_yet_is_waited_for(build: Build) -> None:
+    world = build(job(0.2), create_late_seen=Shape("once"), get_missing=window(0, 200), list_stale=window(0, 300))
+    world.run(T0 + 200)
+    (box,) = ours(world)
+    assert box.alive
+    finish(world)
+    assert ours(world) == [box]
+
+
+def test_a_controller_that_was_away_at_a_machines_end_books_no_more_than_its_life(build: Build) -> None:
+    world = build(job(5, spec={"budget": "4 USD"}))
+    world.run(T0 + 600)
+    (box,) = ours(world)
+    assert world.controller is not None
+    world.controller.kill(restart=False)
+    world.run(T0 + 12 * HOUR)
+    assert not box.alive
+    world.start_controller()
+    finish(world)
+    (row,) = world.oracle._rows("SELECT amount FROM ledger")
+    assert box.dead_at is not None
+    assert float(row["amount"]) == pytest.approx(float(box.offer.hourly) * (box.dead_at - box.born) / 3600, rel=0.05)
