@@ -77,7 +77,12 @@ def watched(connected: bool, failed_s: float, *, ready: bool = True, live: bool 
 def test_ssh_is_dark_when_several_machines_should_answer_and_none_does(machines: list[Any], dark: bool) -> None:
     observer = Observer(store=None, caps=None)  # type: ignore[arg-type]
     observer.rentals = {str(n): seen for n, seen in enumerate(machines)}
-    assert observer.ssh_dark() is dark
+    silent = cf.live(machine=SILENT)
+    assert observer.ssh_dark([silent], T0) is dark
+    assert observer.ssh_dark([cf.live()], T0) is False  # nobody of this job is silent: not even looked up
+    observer.rentals.clear()
+    assert observer.ssh_dark([silent], T0 + 0.5) is dark  # asked again within the second
+    assert observer.ssh_dark([silent], T0 + 1.5) is False
 
 
 def test_leftovers_are_counted_from_the_death_on() -> None:
