@@ -55,6 +55,7 @@ class Observer:
         self.settled = False
         self._doubtful: deque[float] = deque()
         self._dark_since: float | None = None
+        self._ssh_dark, self._ssh_looked_at = False, 0.0
 
     def of(self, rental: str) -> Sightings:
         """The sightings of one rental, begun when first asked for."""
@@ -98,8 +99,18 @@ class Observer:
         """Nothing has answered for a while: the network that is down is ours (dstack#1551)."""
         return self._dark_since is not None and now - self._dark_since >= CUT_OFF_AFTER_S
 
-    def ssh_dark(self) -> bool:
-        """Several machines that their providers show running should answer, and none of all does."""
+    def ssh_dark(self, rentals: Iterable[RentalFacts], now: float) -> bool:
+        """Several machines that their providers show running should answer, and none of all does.
+
+        Looked up only for a job with a silent machine, and once a second for all jobs: there may be thousands.
+        """
+        if all(r.machine.connected or r.rental.phase is not RentalPhase.LIVE for r in rentals):
+            return False
+        if not 0.0 <= now - self._ssh_looked_at < 1.0:
+            self._ssh_looked_at, self._ssh_dark = now, self._no_machine_answers()
+        return self._ssh_dark
+
+    def _no_machine_answers(self) -> bool:
         silent = 0
         for seen in self.rentals.values():
             if seen.watched and seen.machine.connected:
@@ -137,7 +148,7 @@ class Observer:
             limits_left=limits_left,
             cut_off=self.cut_off(now),
             brake=self.brake(now),
-            ssh_dark=self.ssh_dark(),
+            ssh_dark=self.ssh_dark(rentals, now),
             settled=self.settled or not any(r.rental.open for r in rentals),
         )
 
