@@ -77,6 +77,10 @@ def mirror_one(
     """
     if "/" in sync.safe_name(name) or os.path.basename(remote_path) != name:
         raise Unsafe(f"{name[:120]!r} is not the name of one checkpoint")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise Unsafe(f"{name[:120]!r} is not a name in UTF-8") from None
     before = _look(conn, remote_path, name, with_hash=True)
     manifest = _announced(job, task, n, name, step, before, parent)
     mirror = home.mirror(job, task)
@@ -161,6 +165,8 @@ def _stored(files: list[dict[str, Any]], name: str) -> list[StoredFile]:
             link = sync.safe_link(path, str(file["link"]), floor=1)
             stored[path] = StoredFile(path, link=link)
             continue
+        if "error" in file:
+            raise CheckpointError(f"{path} cannot be read on the machine: {file['error']}")
         size, digest = file.get("size"), file.get("sha256")
         if not isinstance(size, int) or size < 0:
             raise CheckpointError(f"{path} has no size")

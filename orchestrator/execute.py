@@ -211,7 +211,7 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
     except (SshError, CheckpointError, ResultsError, SnapshotError) as error:
         return Receipt(effect, job, "failed", doors.now(), str(error))
     except WorkFailed as error:
-        return Receipt(effect, job, "failed", doors.now(), str(error), error.fatal)
+        return Receipt(effect, job, "failed", doors.now(), str(error), error.fatal, data=error.data)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return Receipt(effect, job, "failed", doors.now(), f"on this computer: {error.strerror or error}{where}")
@@ -222,11 +222,12 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
 
 
 class WorkFailed(Exception):
-    """Machine-side work that did not succeed; `fatal` when repeating cannot help."""
+    """Machine-side work that did not succeed; `fatal` when repeating cannot help. `data`: the part that did."""
 
-    def __init__(self, message: str, fatal: Reason | None = None) -> None:
+    def __init__(self, message: str, fatal: Reason | None = None, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.fatal = fatal
+        self.data = data or {}
 
 
 def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[str, Any]:

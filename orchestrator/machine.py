@@ -28,6 +28,7 @@ from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.messages import Message
 from orchestrator.mirror import Manifest, listing, prune
+from orchestrator.mirror_run import bring
 from orchestrator.model import Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
 from orchestrator.publish import discard, publish
 from orchestrator.ssh_errors import SshError, Unreachable
@@ -288,29 +289,28 @@ class Machines:
         complete = sorted((c for c in seen.checkpoints if c.complete), key=lambda c: (c.step, c.mtime)) if seen else []
         folders = self._ask(rental, "prepare", job=job.id)
         root = checkpoint_root(context.spec, str(folders["ckpt_root"]), run.key)
-        rows, sent, began = [], 0, time.monotonic()
+        began = time.monotonic()
         before = listing(self._home, job.id, run.task).manifests
-        ordinal = max((m.step for m in before if m.n == run.n), default=0)
-        for found in complete[-keep:]:
-            if (run.key, found.name, found.bytes, found.mtime) in context.mirrored:
-                continue
-            ordinal += 1
-            manifest = checkpoints.mirror_one(
-                connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, name=found.name,
-                step=found.step if found.step >= 0 else ordinal,  # a name without a number: its order of arrival
-                remote_path=f"{root}/{found.name}", parent=run.resume_hash or None,
-            )  # fmt: skip
-            rows.append(self._row(manifest))
-            sent += manifest.bytes if manifest not in before else 0
+        new = [c for c in complete if (run.key, c.name, c.bytes, c.mtime) not in context.mirrored]
+        brought = bring(
+            connection, self._home, job=job.id, task=run.task, n=run.n, root=root, parent=run.resume_hash or None,
+            wanted=new, slots=sum(c in new for c in complete[-keep:]),
+            ordinal=max((m.step for m in before if m.n == run.n), default=0),
+        )  # fmt: skip
         protected = frozenset({run.resume_hash} if run.resume_hash else ())
         pruned = prune(self._home, job.id, run.task, keep, protected)
-        spent = time.monotonic() - began
-        return {
-            "rows": rows,
+        sent, spent = sum(m.bytes for m in brought.manifests if m not in before), time.monotonic() - began
+        again = [found for found, _ in brought.failed]
+        done = {
+            "rows": [self._row(m) for m in brought.manifests],
             "pruned": [self._row(m) for m in pruned],
-            "mirrored": {(run.key, c.name, c.bytes, c.mtime) for c in complete},
+            "mirrored": {(run.key, c.name, c.bytes, c.mtime) for c in complete if c not in again},
+            "words": [words for _, words in brought.refused],
             "rate": sent / spent if sent and spent > 0.1 else None,
         }
+        if brought.failed:
+            raise WorkFailed(brought.failed[0][1], data=done)
+        return done
 
     def list_mirror(self, context: Context, task: str) -> Mapping[str, Any]:
         """The complete listing of a task's mirror."""

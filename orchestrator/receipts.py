@@ -166,10 +166,10 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
     """Prepare, order, signal, close, mirror, collect."""
     if receipt.data.get("epoch_refused"):
         loop.step_aside(receipt.detail)
-    if receipt.status != "done":
-        return
     seen, run = loop.observer.of(action.rental), f"{action.task}.{action.n}"
     job, data = receipt.job, receipt.data
+    if receipt.status != "done" and not (isinstance(action, act.MirrorCheckpoints) and "rows" in data):
+        return  # of several checkpoints some may be durable
     match action:
         case act.Prepare():
             seen.prepared.add(run)
@@ -187,6 +187,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             _durable(loop, job, data["rows"])
             for row in data["pruned"]:
                 loop.store.checkpoint_pruned(job, row.task, row.n, row.hash, receipt.at)
+            for words in data.get("words", ()):
+                loop.store.add_journal(receipt.at, "checkpoint-refused", words, job=job, rental=action.rental)
             seen.mirrored |= data["mirrored"]
             seen.bytes_per_s = data.get("rate") or seen.bytes_per_s
         case act.CollectResults():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from orchestrator import reaction, resume
 from orchestrator.actions import (
+    Alarm,
     CollectResults,
     CommitAssignment,
     Hold,
@@ -262,8 +263,11 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
         draft.wake(draft.now + 1.0)
         return
     if machine.connected and assignment.key in facts.checkpoints_left and not facts.job.cancel_now:
-        draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n), "the last checkpoints first")
-        return
+        mirror = MirrorCheckpoints(row.id, assignment.task, assignment.n)
+        if not _given_up(draft, assignment, mirror.key):
+            draft.do(mirror, "the last checkpoints first")
+            return
+        draft.do(Alarm("checkpoint-lost", "the last checkpoints could not be brought home in an hour", row.id))
     if assignment.closed_at is None:
         if machine.connected:
             draft.do(SendClose(row.id, assignment.task, assignment.n), "end what is left, close its key")
@@ -301,7 +305,7 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
     free = verdict.reason is not Reason.FAILED or _code(assignment) == CHECKPOINTED_EXIT
     if free and fruitless >= policy.no_progress_max:
         detail = f"{fruitless} runs in a row without a new checkpoint; the last: {verdict.detail}"
-        draft.do(SetOutcome(Outcome.FAILED, Reason.NO_PROGRESS, detail, _code(assignment)))
+        conclude(draft, rental, assignment, Verdict("failed", Reason.NO_PROGRESS, detail))  # what it made comes home
         return
     task = next(t for t in facts.tasks if t.id == assignment.task)
     _commit_run(draft, rental, task)
@@ -314,7 +318,7 @@ def conclude(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict:
     if _results_wanted(draft, success) and assignment.results_at is None and not assignment.results_lost:
         collect = CollectResults(row.id, assignment.task, assignment.n, final=True, success=success)
         trouble = facts.troubles.get(collect.key)
-        if trouble is not None and (trouble.fatal or draft.now - trouble.first_at >= RESULTS_GIVE_UP_S):
+        if trouble is not None and (trouble.fatal or _given_up(draft, assignment, collect.key)):
             draft.do(
                 StoreResultsLost(assignment.task, assignment.n, trouble.detail),
                 "results cannot be brought home",
@@ -326,6 +330,17 @@ def conclude(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict:
     spot = row.offer.spot
     if verdict.kind == "failed" and policy.hold_s > 0 and not spot and facts.job.held_until is None:
         draft.do(Hold(min(draft.now + policy.hold_s, row.end)), "held for a look")
+
+
+def _given_up(draft: Draft, assignment: Assignment, key: str) -> bool:
+    """Whether saving has failed for so long since the run's end that the machine is held for nothing; says why it
+    fails until then."""
+    trouble = draft.facts.troubles.get(key)
+    if trouble is None or assignment.exit is None:
+        return False
+    shown = draft.condition
+    draft.say(shown.state, f"{shown.why}; saving failed {trouble.count} times: {trouble.detail}"[:500], shown.next)
+    return draft.now - max(trouble.first_at, assignment.exit.at) >= RESULTS_GIVE_UP_S
 
 
 def _results_wanted(draft: Draft, success: bool) -> bool:

@@ -26,6 +26,7 @@ class Journal(Connection):
         data: Mapping[str, Any] | None = None,
     ) -> int:
         """One line, and its id; joins the open transaction. `data` must hold no secret."""
+        said = said.encode("utf-8", "backslashreplace").decode()  # a machine's file names are any bytes
         with self.transaction():
             row = self._rows(
                 "add_journal", at=now, job=job, rental=rental, kind=kind, text=said, data=text(data or {})

@@ -256,3 +256,10 @@ def test_a_cut_copy_goes_on_with_what_is_here(conn: Connection, home: Home, ckpt
         next((home.mirror(JOB, "t0") / "manifests" / "1").iterdir()).unlink()  # as before it was written
         assert mirrored(conn, home, path) == manifest
         assert part.read_bytes() == whole
+
+
+def test_a_name_that_is_not_text_is_refused(conn: Connection, home: Home, ckpt: Path) -> None:
+    path = ckpt / os.fsdecode(b"step_\xff6")
+    path.write_text("x")
+    with pytest.raises(Unsafe, match="not a name in UTF-8"):
+        mirrored(conn, home, path, step=6)

@@ -215,7 +215,10 @@ def test_exit_85_runs_again_on_the_same_machine_and_is_bounded_by_progress() -> 
     assert (commit.n, commit.rental, commit.resume_step) == (2, "gj-abcdef-1", 5)
     fruitless = [replace(exited(85), n=n, committed_at=T0 + n) for n in (1, 2, 3)]
     decision = decide(WELL, assignments=tuple(fruitless), mirror_listed={"t0": T0 + 511})
-    (outcome,) = of(decision, act.SetOutcome)
+    (collect,) = of(decision, act.CollectResults)  # the machine is well: what the runs made comes home before it goes
+    assert (collect.n, collect.final, collect.success) == (3, True, False)
+    fruitless[-1] = replace(fruitless[-1], results_at=T0 + 520)
+    (outcome,) = of(decide(WELL, assignments=tuple(fruitless)), act.SetOutcome)
     assert outcome.reason is Reason.NO_PROGRESS
 
 
@@ -343,3 +346,16 @@ def test_auto_comes_back_to_spot_when_nothing_on_demand_is_under_the_cap() -> No
     runs = tuple(cf.assignment(n, n, closed_at=T0) for n in (1, 2))
     (opened,) = of(decide(*rentals, policy=policy, assignments=runs), act.OpenRental)
     assert opened.offer == cf.OFFER
+
+
+def test_checkpoints_that_cannot_be_saved_hold_the_machine_for_an_hour_and_no_longer() -> None:
+    ended = cf.assignment(exit=cf.ended(0))
+    key = act.MirrorCheckpoints("gj-abcdef-1", "t0", 1).key
+    trouble = {key: Trouble(key, 9, T0 - 9000, "no space left on this computer")}  # it failed before the end as well
+    facts = {"assignments": (ended,), "checkpoints_left": frozenset({"t0.1"}), "troubles": trouble}
+    soon = decide(running(state="exited", rc=0, dead=True), now=cf.ended(0).at + 3599, **facts)
+    assert kinds(soon) == {"MirrorCheckpoints"}
+    assert "no space left" in soon.condition.why
+    late = decide(running(state="exited", rc=0, dead=True), now=cf.ended(0).at + 3600, **facts)
+    assert "MirrorCheckpoints" not in kinds(late)
+    assert {"Alarm", "SendClose"} <= kinds(late)
