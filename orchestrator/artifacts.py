@@ -123,6 +123,9 @@ class _Source:
                 except Unsafe as exc:
                     self.refused.append(str(exc))
                     continue
+            elif "error" in file:  # of another user, most often: waiting would not bring it, and would cost the rest
+                self.refused.append(f"{path} cannot be read on the machine: {file['error']}")
+                continue
             elif not isinstance(file.get("size"), int):
                 self.refused.append(f"{path} has no size")
                 continue

@@ -41,12 +41,14 @@ def manifest_command(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def walk_files(top: str, skip: Callable[[str], bool] = lambda name: False) -> Iterator[dict[str, Any]]:
-    """Files and links below a folder by relative path; a single file or link by its name."""
+    """Files and links below a folder by relative path; a single file or link by its name. What cannot be looked at
+    is named with an `error`: left out, it would be lost without a word; raised, it would cost all the others."""
+    unread: list[OSError] = []
     if os.path.islink(top) or not os.path.isdir(top):
         names = [(os.path.basename(top), top)]
     else:
         names = []
-        for folder, folders, files in os.walk(top):
+        for folder, folders, files in os.walk(top, onerror=unread.append):
             folders[:] = sorted(name for name in folders if not skip(name))
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
             paths = [os.path.join(folder, name) for name in sorted(files + links) if not skip(name)]
@@ -60,10 +62,18 @@ def walk_files(top: str, skip: Callable[[str], bool] = lambda name: False) -> It
                 yield {"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
         except FileNotFoundError:
             continue
+        except OSError as error:
+            yield {"path": name, "error": error.strerror}
+    for problem in unread:
+        if not isinstance(problem, FileNotFoundError):
+            yield {"path": os.path.relpath(problem.filename, top), "error": problem.strerror}
 
 
 def hashed(path: str, entry: dict[str, Any]) -> dict[str, Any] | None:
-    """The entry with its sha256; null where the file was written to meanwhile, None where it went away."""
+    """The entry with its sha256; null where the file was written to meanwhile, None where it went away. With an
+    `error` where it cannot be read."""
+    if "error" in entry:
+        return entry
     try:
         with open(path, "rb") as file:
             before, digest = os.fstat(file.fileno()), hashlib.sha256()
@@ -72,6 +82,8 @@ def hashed(path: str, entry: dict[str, Any]) -> dict[str, Any] | None:
             after = os.fstat(file.fileno())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        return {**entry, "error": error.strerror}
     same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     found = {"size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest.hexdigest() if same else None}
     return {**entry, **found}
@@ -94,7 +106,7 @@ def changed_command(ask: dict[str, Any]) -> dict[str, Any]:
     files = []
     for entry in walk_files(top, lambda name: CACHES.match(name) is not None):
         with contextlib.suppress(FileNotFoundError):
-            if os.lstat(os.path.join(top, entry["path"])).st_ctime_ns >= since:
+            if "error" in entry or os.lstat(os.path.join(top, entry["path"])).st_ctime_ns >= since:
                 files.append(entry)
     return {"ok": True, "base": top, "files": files}
 

@@ -23,6 +23,7 @@ from orchestrator.agent import (
     deadman,
     ends,
     files,
+    inventory,
     layout,
     machine,
 )
@@ -376,6 +377,32 @@ def test_a_walk_lists_links_and_never_follows_them(tmp_path: Path) -> None:
     assert [entry["path"] for entry in found] == ["file", "out"]
     assert found[1] == {"path": "out", "link": "/etc"}
     assert [entry["path"] for entry in walk_files(str(tmp_path / "in" / "file"))] == ["file"]
+
+
+def test_what_cannot_be_looked_at_is_named_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "shut").mkdir()
+
+    def scandir(folder: str) -> Any:
+        if folder.endswith("shut"):
+            raise PermissionError(13, "Permission denied", folder)
+        return real_scandir(folder)
+
+    def opened(path: str, *rest: Any) -> Any:
+        if path.endswith("/b"):
+            raise PermissionError(13, "Permission denied", path)
+        return open(path, *rest)
+
+    real_scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(inventory, "open", opened, raising=False)
+    found = inventory.manifest_command({"path": str(tmp_path), "pattern": "", "hash": True})["files"]
+    assert [(entry["path"], entry.get("error")) for entry in found] == [
+        ("a", None),
+        ("b", "Permission denied"),
+        ("shut", "Permission denied"),
+    ]
 
 
 def test_a_long_status_is_shortened_to_the_newest() -> None:
