@@ -51,7 +51,7 @@ def brought(
 def test_one_that_is_always_being_written_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: dict[str, Exception] = {"step_3": StillChanging("written to")}
     done, _ = brought(tmp_path, monkeypatch, [seen(1), seen(2), seen(3)], wrong, 3)
-    assert done.manifests == ["step_2", "step_1"]
+    assert list(map(str, done.manifests)) == ["step_2", "step_1"]
     assert [found.name for found, _ in done.failed] == ["step_3"]
     assert done.refused == []
 
@@ -61,7 +61,7 @@ def test_one_that_can_never_be_used_gives_its_place_to_an_older_one(
 ) -> None:
     wrong: dict[str, Exception] = {"step_3": Unsafe("leads out"), "step_2": CheckpointError("damaged")}
     done, _ = brought(tmp_path, monkeypatch, [seen(0), seen(1), seen(2), seen(3)], wrong, 1)
-    assert done.manifests == ["step_1"]
+    assert list(map(str, done.manifests)) == ["step_1"]
     assert [found.name for found, _ in done.refused] == ["step_3", "step_2"]
     assert done.failed == []
 
@@ -69,7 +69,7 @@ def test_one_that_can_never_be_used_gives_its_place_to_an_older_one(
 def test_a_machines_refusal_of_one_is_tried_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: dict[str, Exception] = {"step_2": AgentRefused("io", "input/output error", {})}
     done, _ = brought(tmp_path, monkeypatch, [seen(1), seen(2)], wrong, 2)
-    assert done.manifests == ["step_1"]
+    assert list(map(str, done.manifests)) == ["step_1"]
     assert [found.name for found, _ in done.failed] == ["step_2"]
 
 
