@@ -8,11 +8,12 @@ from typing import Any
 import structlog
 
 from orchestrator.clock import Clock
+from orchestrator.credentials import provider_config
 from orchestrator.home import Home
 from orchestrator.messages import Listed, Message
 from orchestrator.model import Rental, RentalPhase, Unknown
 from orchestrator.watch import RegionWatch
-from providers.base import Caps, GpuRow, Provider, ProviderConfig
+from providers.base import Caps, Provider, ProviderConfig
 from providers.errors import ProviderError
 from providers.registry import get_provider
 
@@ -37,11 +38,8 @@ class Accounts:
         post: Callable[[Message], None],
         make: Callable[[str, ProviderConfig], Provider] = get_provider,
     ) -> None:
-        from jobspecs.gpu_table import GPU_CLASSES
-
-        gpus = tuple(GpuRow(gpu.name, gpu.vram_gb) for gpu in GPU_CLASSES)
-        self._config = {name: ProviderConfig(deployment, home.state, gpus, block) for name, block in settings.items()}
-        self._default = ProviderConfig(deployment, home.state, gpus)
+        self._config = {name: provider_config(home, deployment, block) for name, block in settings.items()}
+        self._default = provider_config(home, deployment, {})
         self._clock, self._post, self._make = clock, post, make
         self._made: dict[str, Provider] = {}
         self._regions: dict[Region, RegionWatch] = {}

@@ -1,7 +1,8 @@
 """The user's own settings: `config.yaml` in the config folder, and the variables that win over it.
 
     defaults: {ttl: 8h}                        any key of a spec
-    providers: {runpod: {regions: [EU]}}       settings of a provider, read by its adapter; never a key
+    providers: {runpod: {regions: [EU]}}       settings of a provider, read by its adapter; never a key. `gpujob login`
+                                               makes one configured without a line here
     hosts: {lab: {...}}                        machines of your own, written by `gpujob host add`
     stores: {lab: s3://bucket/prefix}          a name for a URI, used as `lab:prefix`
     limits: {per_job: 50 USD, per_month: 300 USD, machines: 8}      `none` switches one off
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobspecs.problems import Problem, Refusal, SpecErrors, looks_like_secret_value
 from jobspecs.units import Money, parse_int, parse_money, parse_number
+from orchestrator.credentials import logged_in
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -137,6 +139,8 @@ def load_config(home: Home, env: Mapping[str, str] | None = None) -> Config:
             values[key], origins[key] = check(env[variable], variable), ENVIRONMENT
     if reader.problems:
         raise SpecErrors(reader.problems)
+    for name in logged_in(home):
+        values["providers"] = {name: {}, **values.get("providers", {})}
     spec = tuple((key, _listed(key, env[name])) for name, key in SPEC_VARIABLES.items() if env.get(name))
     return Config(path=home.config_file, environment=spec, origins=origins, **values)
 

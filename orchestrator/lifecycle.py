@@ -162,6 +162,11 @@ def _silent(draft: Draft, facts: RentalFacts) -> None:
         if _vanished(draft, facts):
             draft.do(Release(rental.id, Reason.INTERRUPTED, "no longer known to the provider", interrupted=True))
         return
+    if isinstance(sight.got, Instance) and sight.got.notice is not None and sight.got.notice.at <= draft.now:
+        # Stopped, outbid, exited: the provider may start it again, so it is no death, but it computes nothing now.
+        detail = f"{rental.offer.provider} says {sight.got.status}"
+        draft.do(Release(rental.id, Reason.INTERRUPTED, detail, interrupted=True), "an announced reclaim has happened")
+        return
     if draft.facts.ssh_dark:
         if machine.failed_awake_s >= draft.policy.unreachable_after_s:
             draft.do(Alarm("no-ssh", "no machine answers SSH and the providers do: is SSH blocked on this network?"))

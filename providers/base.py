@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -58,6 +58,7 @@ class GpuRow:
 
     name: str  # canonical, e.g. "RTX-4090", "A100-80GB"
     vram_gb: int
+    spellings: tuple[str, ...] = ()  # other names of the same card
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,8 @@ class ProviderConfig:
     home: Path  # gpujob's state folder
     gpus: tuple[GpuRow, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)  # this provider's block of the config
+    # A key by the name of its variable: what `gpujob login` keeps, unless the environment has one; None: nowhere.
+    secret: Callable[[str], str | None] = field(default=lambda variable: None, compare=False, repr=False)
 
 
 @runtime_checkable

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 GROUP = "gpujob.providers"
 DISTRIBUTION = "gpujob"
-BUILT_IN = {"local": "providers.local:LocalProvider"}
+BUILT_IN = {
+    "lambda": "providers.lambda_cloud:LambdaProvider",
+    "local": "providers.local:LocalProvider",
+    "runpod": "providers.runpod:RunPodProvider",
+    "vast": "providers.vast:VastProvider",
+}
+#: Providers with one key -> the variable that holds it; `gpujob login` keeps it under the same name.
+KEYS = {"lambda": "LAMBDA_API_KEY", "runpod": "RUNPOD_API_KEY", "vast": "VAST_API_KEY"}
 
 
 class UnknownProvider(Invalid):

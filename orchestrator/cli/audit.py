@@ -108,19 +108,18 @@ def account_of(home: Home) -> Account:
 
 def look_around(home: Home, config: Config, deployment: str) -> tuple[Looked, ...]:
     """One listing of each account and region; a failure is a listing that is Unknown."""
-    from jobspecs.gpu_table import GPU_CLASSES
+    from orchestrator.credentials import provider_config
     from orchestrator.model import Unknown
     from orchestrator.salvage import Looked
-    from providers.base import GpuRow, Provider, ProviderConfig
+    from providers.base import Provider
     from providers.errors import ProviderError
     from providers.registry import get_provider
 
-    gpus = tuple(GpuRow(gpu.name, gpu.vram_gb) for gpu in GPU_CLASSES)
     asked: list[tuple[Provider, str]] = []
     looked: list[Looked] = []
     for name in sorted({*config.providers, "local"}):
         try:
-            provider = get_provider(name, ProviderConfig(deployment, home.state, gpus, config.providers.get(name, {})))
+            provider = get_provider(name, provider_config(home, deployment, config.providers.get(name, {})))
             asked += [(provider, region) for region in provider.regions()]
         except ProviderError as error:
             looked.append(Looked(name, "", "", Unknown(str(error))))

@@ -70,11 +70,9 @@ def _quote(home: Home, config: Config, name: str, ask: Ask | None) -> Quote:
 
 def provider_config(home: Home, config: Config, name: str) -> Any:
     """What the registry hands to an adapter; no verb creates machines, so the deployment is not needed here."""
-    from jobspecs.gpu_table import GPU_CLASSES
-    from providers.base import GpuRow, ProviderConfig
+    from orchestrator import credentials
 
-    gpus = tuple(GpuRow(gpu.name, gpu.vram_gb) for gpu in GPU_CLASSES)
-    return ProviderConfig("plan", home.state, gpus, config.providers.get(name, {}))
+    return credentials.provider_config(home, "plan", config.providers.get(name, {}))
 
 
 def _stored(home: Home, provider: str, ask: Ask) -> tuple[float, tuple[Offer, ...]] | None:
