@@ -106,10 +106,12 @@ class Table:
     notices: tuple[Notice, ...]
     sieve: tuple[bytes, ...]
     generic: Signature  # an exception that no signature knows
+    own_error: re.Pattern[str]
 
     def match(self, text: str) -> Signature | None:
-        """The first signature of a cleaned line."""
-        return next((one for one in self.signatures if one.matches(text)), None)
+        """The first signature of a cleaned line; a program's own mistake is none that is repeated."""
+        found = next((one for one in self.signatures if one.matches(text)), None)
+        return self.generic if found and found.reaction.relaunch and self.own_error.match(text) else found
 
 
 @functools.cache
@@ -141,6 +143,7 @@ def compiled(document: Mapping[str, Any]) -> Table:
         look_alike=re.compile("|".join(document["look_alikes"])),
         notices=notices,
         sieve=shapes((*ALWAYS, *found)),
+        own_error=re.compile(rf"(?:{'|'.join(document['own_errors'])}): "),
         generic=_signature({"id": "exception", "class": "user-code", "find": []}, kinds, advice),
     )
 

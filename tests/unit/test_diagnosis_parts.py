@@ -173,6 +173,14 @@ def test_a_network_that_was_survived_does_not_have_the_users_own_error_repeated(
     assert of(passing, exit_code=1).reaction.where == "same"
 
 
+def test_a_programs_own_mistake_is_not_repeated_whatever_its_words_sound_like() -> None:
+    said = b"Connection reset by peer, No space left on device, Failed to initialize NVML, got signal: 1"
+    for name in (b"ValueError", b"KeyError", b"AssertionError", b"TypeError"):
+        found = of(b"Traceback (most recent call last):\n  File 'x'\n" + name + b": " + said + b"\n", exit_code=1)
+        assert (found.klass, found.reaction.relaunch) == ("user-code", False)
+    assert of(b"AssertionError: Torch not compiled with CUDA enabled\n").klass == "config-env"
+
+
 def test_ranks_are_told_apart_while_their_tracebacks_mix() -> None:
     text = (
         b"[rank0]: Traceback (most recent call last):\n[rank1]: Traceback (most recent call last):\n"
