@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from doc_cli import cli_page, exit_codes_page
+from doc_diagnosis import classes_table
 from doc_environment import environment_page
 from doc_spec import spec_page
 
@@ -32,6 +33,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "concepts/architecture.md": ("phases", lambda: f"```mermaid\n{mermaid()}\n```"),
+    "how-to/read-a-diagnosis.md": ("classes", classes_table),
 }
 
 

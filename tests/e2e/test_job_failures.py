@@ -78,3 +78,21 @@ def test_a_program_that_ignores_the_signal_is_killed_after_its_grace(tmp_path: P
         assert (run_.exit.rc, run_.exit.signalled) == (137, "cancel")
         assert b"ignored" in world.log("deaf", 1)
         world.assert_clean("deaf")
+
+
+def test_a_bad_machine_is_given_back_and_another_one_finishes_the_job(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        run = (
+            'echo "epoch 1"; [ "$GPUJOB_ATTEMPT" = 1 ] || exit 0; '
+            'echo "Failed to initialize NVML: Unknown Error" >&2; exit 1'
+        )
+        world.apply(world.spec("unlucky", run))
+        job = world.wait("unlucky")
+        assert (job.outcome, job.exit_code) == (Outcome.DONE, 0)
+        first, second = world.rentals("unlucky")
+        assert (first.reason, second.reason) == (Reason.BAD_HOST, Reason.DONE)
+        assert first.detail == "run exited 1: [bad-host] Failed to initialize NVML: Unknown Error"
+        cause = world.runs("unlucky")[0].cause
+        assert cause is not None
+        assert (cause.klass, cause.signature, cause.where) == ("bad-host", "nvml", "other")
+        world.assert_clean("unlucky")
