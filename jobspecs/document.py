@@ -204,6 +204,8 @@ class _Composer:
             value.encode()
         except UnicodeEncodeError:
             raise self._refuse(event, "contains half a surrogate pair") from None
+        if "\0" in value:  # written as an escape; no script, variable or path can hold one
+            raise self._refuse(event, "contains a NUL character")
         text = None if is_plain and value in _NULLS else value
         return Scalar(self._file, line + 1, column + 1, text, is_plain, comment, event.style == "|")
 

@@ -82,6 +82,9 @@ def _wake() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `gpujob`; returns the exit code and never raises, except SystemExit(0) from argparse's --help."""
     words = sys.argv[1:] if argv is None else list(argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # a service or a shell closed it: what is said there has no reader
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         code = dispatch(words)
         sys.stdout.flush()

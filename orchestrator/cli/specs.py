@@ -109,7 +109,13 @@ def _given_env(args: argparse.Namespace) -> dict[str, str]:
 def read_env_file(path: Path) -> dict[str, str]:
     """`NAME=VALUE` lines; `export`, blank lines, comments and one pair of quotes around the value are understood."""
     found: dict[str, str] = {}
-    for number, raw in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise CliError("this is not UTF-8 text", where=str(path), next="name a file of NAME=VALUE lines")
+    for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip().removeprefix("export ").strip()
         if not line or line.startswith("#"):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,25 @@ def test_ctrl_c_says_that_the_job_goes_on(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(commands, "load", _failing(KeyboardInterrupt()))
     assert main.main(["logs"]) == 130
     assert "goes on" in capsys.readouterr().err
+
+
+def test_closed_streams_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main.main(["schema"]) == 0
+    assert main.main(["no-such-verb"]) == 2
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+@pytest.mark.parametrize("content", [b"\x7fELF\xff", b"A=x\0y\n"])
+def test_an_env_file_that_is_no_text_is_named(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env").write_bytes(content)
+    (tmp_path / "x.yaml").write_text("name: a\ngpu: none\nrun: echo hi\n")
+    assert main.main(["validate", str(tmp_path / "x.yaml"), "--env-file", str(tmp_path / "env")]) == 2
+    assert f"{tmp_path / 'env'}: this is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_errors_of_providers_keep_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,12 @@ def test_files_that_are_no_spec(text: str | bytes, line: int, reason: str) -> No
     assert reason in problem.reason
 
 
+@pytest.mark.parametrize("line", ['run: "a\\0b"', 'env: {A: "x\\0y"}'])
+def test_a_nul_written_as_an_escape_is_refused_where_it_stands(line: str) -> None:
+    problem = only(f"name: a\ngpu: none\nsetup: x\n{line}\n")
+    assert (problem.line, problem.reason) == (4, "contains a NUL character")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_every_unicode_encoding_is_read(encoding: str) -> None:
     text = "name: a\ngpu: none\nlabels: {who: 张}\nrun: echo é\n"
