@@ -42,6 +42,8 @@ class Stream:
             busy = self.send_events() | self.send_logs()
             if uptime() - beat >= self.beat_s:
                 beat = uptime()
+                if not os.path.exists(control("nonce")):
+                    return  # the folder was removed: who read on would believe in runs that nobody looks at
                 self.say({"t": "beat", "at": time.time(), "boot": beat})
                 self.stamp = ()  # also sees what touches no folder, as a supervisor that died
             stamp = self.touched()

@@ -138,3 +138,17 @@ def test_a_run_with_many_checkpoints_still_fits_a_line(tmp_path: Path, count: in
         told = reader.statuses[0]["runs"]["t0.1"]["checkpoints"]
         assert told[-1]["step"] == count
         assert len(told) < count
+
+
+def test_a_control_folder_that_was_removed_ends_the_stream(tmp_path: Path) -> None:
+    with Machine(tmp_path) as machine:
+        reader = Reader(machine)
+        reader.connect()
+        reader.read("hello")
+        reader.read("beat")
+        (machine.home / ".gpujob" / "nonce").unlink()
+        assert reader.stream
+        assert reader.stream.stdout
+        while reader.stream.stdout.readline():
+            pass
+        assert reader.stream.wait(20) == 0
