@@ -190,20 +190,24 @@ def open_counts(database: Path) -> dict[str, int]:
 
     Unreadable books count as nothing here; the verb itself says what is wrong with them.
     """
+    return read_counts(database) or {"open_rentals": 0, "live_jobs": 0}
+
+
+def read_counts(database: Path) -> dict[str, int] | None:
+    """The same; None where the books cannot be read, which is not the same as nothing."""
     import sqlite3
 
-    none = {"open_rentals": 0, "live_jobs": 0}
     try:
         books = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=1.0)
     except sqlite3.Error:
-        return none
+        return None
     try:
         row = books.execute(
             "SELECT (SELECT count(*) FROM rentals WHERE phase <> 'gone'),"
             " (SELECT count(*) FROM jobs WHERE terminal_at IS NULL)"
         ).fetchone()
     except sqlite3.Error:
-        return none
+        return None
     finally:
         books.close()
     return {"open_rentals": int(row[0]), "live_jobs": int(row[1])}

@@ -39,7 +39,10 @@ def status(home: Home) -> dict[str, Any]:
         "live_jobs": 0,
     }
     if home.database.exists():
-        state |= client.open_counts(home.database)
+        counts = client.read_counts(home.database)
+        if counts is None:
+            state["error"] = "the books cannot be read, so what is open is not known: gpujob audit looks"
+        state |= counts or {}
     if alive:
         try:
             answer = client.request(home, "ping", {}, PING_WITHIN_S)
@@ -70,7 +73,9 @@ def _print(state: dict[str, Any], output: str) -> int:
     print(f"controller: {word}" + (f" ({', '.join(known)})" if known else ""))
     print(f"open rentals: {state['open_rentals']}   live jobs: {state['live_jobs']}")
     print(f"log: {state['log']}")
-    if not state["alive"]:
+    if "error" in state:
+        print(state["error"])
+    elif not state["alive"]:
         print("the next verb starts it" if state["live_jobs"] or state["open_rentals"] else "nothing needs it")
     return exits.OK
 

@@ -193,7 +193,9 @@ def _controller(home: Home) -> Iterator[Finding]:
             "holds its lock but does not listen",
             "gpujob controller status; " + str(home.controller_log),
         )
-    elif any(client.open_counts(home.database).values()) if home.database.exists() else False:
+    elif home.database.exists() and (counts := client.read_counts(home.database)) is None:
+        yield Finding("controller", "warn", "not running; what needs it is not known without the books", "gpujob audit")
+    elif home.database.exists() and counts and any(counts.values()):
         yield Finding("controller", "fail", "not running while something is open", "gpujob ps starts it")
     else:
         yield Finding("controller", "ok", "not running; nothing needs it")

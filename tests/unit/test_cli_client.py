@@ -174,6 +174,14 @@ def test_broken_books_do_not_stop_the_wake(home: Home) -> None:
     client.wake(home)
 
 
+def test_broken_books_are_not_said_to_need_nothing(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.database.write_bytes(b"no database")
+    assert main.main(["controller", "status"]) == 0
+    said = capsys.readouterr().out
+    assert "the books cannot be read" in said
+    assert "nothing needs it" not in said
+
+
 def test_counts_of_what_is_open(home: Home) -> None:
     with writer(home) as store:
         Books(store, "one").rent()
