@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from orchestrator.agent import (
-    AGENT_VERSION,
     PROTOCOL,
     agent_source,
+    agent_version,
     bundle,
     checkpoints,
     deadman,
@@ -64,7 +64,7 @@ def test_the_joined_file_defines_every_name_once_and_imports_only_the_standard_l
             imported.add((found.module or "").partition(".")[0])
     assert sorted(names) == sorted(set(names))
     assert imported <= sys.stdlib_module_names
-    assert len(AGENT_VERSION) == 16
+    assert len(agent_version()) == 16
     assert PROTOCOL == 1
 
 
@@ -86,7 +86,7 @@ def test_the_joined_file_is_read_by_old_and_new_pythons(version: str, tmp_path: 
     (tmp_path / "agent.py").write_bytes(agent_source())
     done = subprocess.run([found[0], str(tmp_path / "agent.py"), "status"], capture_output=True, check=True)
     answer = json.loads(done.stdout)
-    assert (answer["ok"], answer["version"], answer["runs"]) == (True, AGENT_VERSION, {})
+    assert (answer["ok"], answer["version"], answer["runs"]) == (True, agent_version(), {})
 
 
 # --- checkpoints ---
