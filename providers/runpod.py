@@ -277,7 +277,9 @@ def _placed(row: Mapping[str, Any], regions: Iterable[str]) -> Iterable[str]:
 
 
 def _judge(answer: Answer, what: str) -> ProviderError | None:
-    said = "; ".join(filter(None, (text(at(answer.body, "detail")), *map(text, at(answer.body, "errors") or ()))))
+    errors = at(answer.body, "errors")
+    parts = [text(at(answer.body, "detail")), *map(text, errors if isinstance(errors, list) else ())]
+    said = "; ".join(filter(None, parts))
     words = f"RunPod refused {what} ({answer.status}): {said or answer.words}"
     more = {"provider": "runpod", "what": what, "evidence": said or answer.words}
     if answer.status == 400 and what == "create":

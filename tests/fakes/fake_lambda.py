@@ -150,7 +150,7 @@ class FakeLambda(FakeApi):
 
     def _remove_key(self, request: Request) -> Reply:
         if self.keys.pop(request.parts[0], None) is None:
-            return error(404, "global/object-does-not-exist", None)
+            return error(404, "global/not-found", "The requested resource was not found.")
         return Reply(200, {"data": {}})
 
     def _shape(self, machine: Machine) -> dict[str, Any]:
@@ -180,5 +180,5 @@ def hook_of(user_data: str) -> str:
 
 def error(status: int, code: str, message: str | None, suggestion: str | None = None) -> Reply:
     """Lambda's error body."""
-    more = {"suggestion": suggestion} if suggestion else {}
-    return Reply(status, {"error": {"code": code, "message": message or "It was not found.", **more}})
+    said = {"code": code, "message": message or "It was not found.", "suggestion": suggestion or "Look again."}
+    return Reply(status, {"error": said})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Protocol
 from providers.base import Ask, Boot, GpuRow, GpuWish, ProviderConfig, Ref, Tag
 from providers.local import LocalProvider
 from providers.local_machine import lives
+from providers.startup import unpacked
 
 END_S = 900.0  # a machine that a killed test leaves behind ends itself after this
 
@@ -36,6 +38,13 @@ class Machines(Protocol):
     def close(self) -> None:
         """All end."""
         ...
+
+
+def boot_of(script: str) -> tuple[str, str]:
+    """(boot hook, public key) inside a container's start script; the rest of it is for a container alone."""
+    packed = re.search(r"^echo (\S+) \| base64 -d", script, re.MULTILINE)
+    key = re.search(r"^k='([^']*)'$", script, re.MULTILINE)
+    return (unpacked(packed[1]) if packed else "", key[1] if key else "")
 
 
 class Banner:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from fake_machines import boot_of
 from fake_rest import FakeApi, Reply, Request, Route
 
 from providers.runpod import BOOT_VARIABLE
@@ -112,7 +113,7 @@ class FakeRunPod(FakeApi):
         if "gpu" in asked and (card is None or card[0] in self.empty):
             return problem(400, NONE_LEFT if card else "gpu.id is unknown")
         env = asked.get("env", {})
-        hook = unpacked(env[BOOT_VARIABLE]) if BOOT_VARIABLE in env else ""
+        hook = boot_of(unpacked(env[BOOT_VARIABLE]))[0] if BOOT_VARIABLE in env else ""
         pod = f"pod{self.next_number():06d}"
         count = asked.get("gpu", {}).get("count", 1)
         handle = self.machines.start(pod, hook, env.get("PUBLIC_KEY", ""), card[1] if card else "", count)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
@@ -99,3 +100,70 @@ def _absolute(schema: Any) -> Any:
             for key, value in schema.items()
         }
     return [_absolute(each) for each in schema] if isinstance(schema, list) else schema
+
+
+# --- bodies that a document allows ------------------------------------------------------------------------------------
+
+
+def allowed(root: Any, schema: Any, depth: int = 0) -> st.SearchStrategy[Any]:
+    """Values that fit `schema`, as a company may send them: optional fields left out, every member of an enum, nulls,
+    fields that the document does not name. Covers what the documents here use; texts are short.
+    """
+    while "$ref" in schema:
+        target = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[step]
+        schema = {**target, **{key: value for key, value in schema.items() if key not in ("$ref", "description")}}
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            return st.one_of([allowed(root, each, depth) for each in schema[word]])
+    if "allOf" in schema and not schema.get("properties"):
+        parts = [allowed(root, each, depth) for each in schema["allOf"]]
+        return parts[0] if len(parts) == 1 else st.tuples(*parts).map(_merged)
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    kinds = schema.get("type", "object" if "properties" in schema else ANYTHING)
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return st.one_of([_of_kind(root, schema, kind, depth) for kind in kinds])
+
+
+ANYTHING = "anything"
+_ANY: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=8)
+)
+
+
+def _of_kind(root: Any, schema: Any, kind: str, depth: int) -> st.SearchStrategy[Any]:
+    if kind == "null":
+        return st.none()
+    if kind == "boolean":
+        return st.booleans()
+    if kind == "integer":
+        return st.integers(schema.get("minimum", -1000), schema.get("maximum", 10**9))
+    if kind == "number":
+        return st.floats(-1e9, 1e9) | st.integers(0, 10**6)
+    if kind == "string":
+        known = schema.get("examples", []) + [schema[key] for key in ("example", "default") if key in schema]
+        known = [each for each in known if isinstance(each, str)]
+        return st.text(max_size=12) | st.sampled_from(known) if known else st.text(max_size=12)
+    if kind == "array":
+        return st.lists(allowed(root, schema.get("items", {}), depth + 1), max_size=0 if depth > 5 else 3)
+    if kind == "object":
+        return _objects(root, schema, depth)
+    return _ANY
+
+
+def _objects(root: Any, schema: Any, depth: int) -> st.SearchStrategy[Any]:
+    fields = {name: allowed(root, each, depth + 1) for name, each in schema.get("properties", {}).items()}
+    needed = {name: each for name, each in fields.items() if name in schema.get("required", ())}
+    optional = {name: each for name, each in fields.items() if name not in needed}
+    known = st.fixed_dictionaries(needed, optional=optional if depth <= 5 else {})
+    more = schema.get("additionalProperties", True)
+    if more is False:
+        return known
+    others = allowed(root, more, depth + 1) if isinstance(more, dict) else _ANY
+    return st.tuples(st.dictionaries(st.text(max_size=6), others, max_size=2), known).map(_merged)
+
+
+def _merged(parts: tuple[Any, ...]) -> Any:
+    return {key: value for part in parts for key, value in part.items()}

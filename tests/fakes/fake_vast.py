@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fake_machines import boot_of
 from fake_rest import FakeApi, Reply, Request, Route
 
 # ask, card as spelled there, canonical class, MB of each, cards, $/h, least bid, country
@@ -126,7 +127,7 @@ class FakeVast(FakeApi):
     def _make(self, number: int, asked: dict[str, Any], card: str) -> int:
         contract = 5000 + self.next_number()
         count = next(each[4] for each in ASKS if each[0] == number)
-        handle = self.machines.start(str(contract), asked["onstart"], "", card, count)
+        handle = self.machines.start(str(contract), *boot_of(asked["onstart"]), card, count)
         self.contracts[contract] = Contract(contract, number, asked, self.now(), handle)
         return contract
 
