@@ -26,9 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import paramiko
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.ssh_errors import (
     AgentRefused,
@@ -40,6 +38,9 @@ from orchestrator.ssh_errors import (
     Unreachable,
 )
 from orchestrator.ssh_files import Target, new_key, pin, pinned_keys, prepare
+
+if TYPE_CHECKING:
+    import paramiko  # functions import it: a fifth of the controller's start, needed once a machine is there
 
 __all__ = ["Connection", "Ran", "Target", "connect", "new_key", "one_off", "prepare", "stop_sharing"]
 
@@ -241,6 +242,8 @@ class Connection:
     @contextmanager
     def _translated(self, timeout_s: float) -> Iterator[None]:
         """paramiko's errors become ours; never wrapped around a caller's own code."""
+        import paramiko
+
         try:
             yield
         except TimeoutError as exc:
@@ -280,6 +283,8 @@ class Connection:
 
 def connect(target: Target, timeout_s: float = 15.0) -> Connection:
     """Connect and log in; the host key is checked against the pinned ones, or pinned when it is the first."""
+    import paramiko
+
     # Its threads would print tracebacks for what we report in a sentence
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     prepare(target)
@@ -343,6 +348,8 @@ def _check_host_key(target: Target, key: paramiko.PKey) -> None:
 
 def _connect_error(target: Target, exc: BaseException, late: bool) -> BaseException:
     """The error of our tree for what the attempt to connect ended with."""
+    import paramiko
+
     where = target.where
     if isinstance(exc, SshError) or not isinstance(exc, (OSError, EOFError, paramiko.SSHException)):
         return exc
@@ -374,6 +381,8 @@ def _closing_at(chan: paramiko.Channel, timeout_s: float) -> Iterator[None]:
 
 
 def _close_quietly(chan: paramiko.Channel) -> None:
+    import paramiko
+
     try:
         chan.close()
     except (paramiko.SSHException, EOFError, OSError):
@@ -391,6 +400,7 @@ def _short(command: str) -> str:
 def one_off(target: Target, timeout_s: float = 15.0) -> Any:
     """A `fabric.Connection` for commands that a person runs once, with the pinned host key; close it."""
     import fabric
+    import paramiko
 
     prepare(target)
     if not pinned_keys(target):
