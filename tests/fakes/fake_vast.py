@@ -44,8 +44,15 @@ class FakeVast(FakeApi):
 
     name, spec, origin = "vast", "vast.yaml", "official"
     # The document's mistakes: the company's own client sends another runtype; `ports` is a map in one place, a list in
-    # another; a destroyed machine is null where an object is promised; a destroyed one is 404 where none is listed.
-    forgiven = (r"\$\.runtype", r"\$\.instances\.ports", r"\$\.instances: None", r"\$\.error", r"has no answer 404")
+    # another; a destroyed machine is null where an object is promised; a destroyed one is 404, and a used-up
+    # quota 429, where none is listed.
+    forgiven = (
+        r"\$\.runtype",
+        r"\$\.instances\.ports",
+        r"\$\.instances: None",
+        r"\$\.error",
+        r"has no answer (404|429)",
+    )
 
     def __init__(self, machines: Any = None) -> None:
         super().__init__(machines)
