@@ -115,8 +115,10 @@ def money(amount: Decimal | None) -> str | None:
 
 
 def text(document: Any) -> str:
-    """JSON; Decimals and other values become their `str`."""
-    return json.dumps(document, default=str, ensure_ascii=False, separators=(",", ":"))
+    """JSON; Decimals and other values become their `str`. Half a surrogate pair (a byte of a machine's file name that
+    is no UTF-8) stays the escape that JSON has for it."""
+    shown = json.dumps(document, default=str, ensure_ascii=False, separators=(",", ":"))
+    return shown.encode("utf-8", "backslashreplace").decode()
 
 
 def plain(value: Any) -> dict[str, Any]:

@@ -226,3 +226,10 @@ def test_a_reader_sees_what_the_writer_committed_and_cannot_write(store: Store, 
         assert [job.name for job in reader.jobs()] == ["demo"]
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader._db.execute("DELETE FROM jobs")
+
+
+def test_a_machines_name_that_is_no_text_is_kept_in_the_journal(store: Store) -> None:
+    store.add_journal(1.0, "agent:checkpoint", "name=step\udcff6", data={"name": "step\udcff6"})
+    row = store.journal(limit=1)[-1]
+    assert row.text == "name=step\\udcff6"
+    assert row.data["name"] == "step\udcff6"
