@@ -85,11 +85,19 @@ def kill(suite: str, *numbers: str) -> int:
     return 0
 
 
+def until_stopped(results: Iterable[Result]) -> Iterator[Result]:
+    """Ctrl-C ends a long run with the figures so far."""
+    try:
+        yield from results
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+
+
 def report(results: Iterable[Result]) -> int:
     """Print what failed as it comes, then the figures, then the count."""
     figures, count, began = Figures(), 0, time.monotonic()
     names: Counter[str] = Counter()
-    for result in results:
+    for result in until_stopped(results):
         figures.add(result)
         for found in result.violations:
             count += 1

@@ -117,8 +117,8 @@ MUTANTS: tuple[Mutant, ...] = (
            "return cost(end - start, offer)", (RECONCILE, "tests tests/unit")),
     Mutant("minimum-billing-forgotten", "orchestrator/budget.py", "return max(offer.min_billing_s,", "return max(0,",
            (RECONCILE, "tests tests/unit")),
-    Mutant("billed-before-looking", "orchestrator/loop.py",
-           "or rental.provider_id is None or not self.observer.settled:", "or rental.provider_id is None:", (NAMED,)),
+    Mutant("billed-before-looking", "orchestrator/spending.py",
+           "or rental.provider_id is None or not loop.observer.settled:", "or rental.provider_id is None:", (NAMED,)),
     # --- observe, sightings ---
     Mutant("unknown-counts-as-absent", "orchestrator/sightings.py",
            "            self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)\n            return",

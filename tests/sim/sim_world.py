@@ -248,7 +248,8 @@ class World:
     def _await_answer(self, number: int, wish: Wish) -> None:
         found = self.answer(number)
         if found is None:
-            self.heap.after(0.5, self._await_answer, number, wish)
+            up = self.controller is not None and not self.controller.dead and not self.controller.paused
+            self.heap.after(0.5 if up else 30.0, self._await_answer, number, wish)
             return
         assert found["ok"], found
         wish.job = found["id"]
