@@ -324,3 +324,16 @@ def test_a_controller_that_was_away_at_a_machines_end_books_no_more_than_its_lif
     (row,) = world.oracle._rows("SELECT amount FROM ledger")
     assert box.dead_at is not None
     assert float(row["amount"]) == pytest.approx(float(box.offer.hourly) * (box.dead_at - box.born) / 3600, rel=0.05)
+
+
+def test_replicas_that_know_nothing_of_a_cut_off_machine_give_its_work_to_nobody(build: Build) -> None:
+    world = build(job(3), destroy_missing_lie=window(600, 2.5 * HOUR), get_missing=window(2400, 2.5 * HOUR))
+    world.run(T0 + 600)
+    (first,) = ours(world)
+    world.happen("machine-partition", first, 2 * HOUR)
+    world.run(T0 + 2 * HOUR)
+    assert ours(world) == [first]
+    assert first.alive
+    finish(world)
+    assert len(ours(world)) == 2
+    assert outcome(world) == "done/done/over"
