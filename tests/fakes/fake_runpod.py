@@ -35,14 +35,17 @@ class Pod:
 
 
 class FakeRunPod(FakeApi):
-    """One account. `boot_s`: until a pod runs; `late_s`: until a listing shows it."""
+    """One account. `boot_s`: until a pod runs; `late_s`: until a listing shows it; `ghost_s`: how long a deleted pod
+    is still got, as TERMINATED (the document has the status, and does not say whether it is ever seen).
+    """
 
     name, spec, origin = "runpod", "runpod-v2.json", "official"
 
     def __init__(self, machines: Any = None) -> None:
         super().__init__(machines)
         self.pods: dict[str, Pod] = {}
-        self.boot_s = self.late_s = 0.0
+        self.ended: dict[str, tuple[Pod, float]] = {}
+        self.boot_s = self.late_s = self.ghost_s = 0.0
         self.empty: set[str] = set()  # ids of cards that are gone between the catalogue and the create
         self.balance = 100.0
 
@@ -125,7 +128,9 @@ class FakeRunPod(FakeApi):
         return Reply(200, {"pods": [self._shape(pod) for pod in shown]})
 
     def _get(self, request: Request) -> Reply:
-        pod = self.pods.get(request.parts[0])
+        pod, (dead, at) = self.pods.get(request.parts[0]), self.ended.get(request.parts[0], (None, 0.0))
+        if dead is not None and self.now() < at + self.ghost_s:
+            return Reply(200, self._shape(dead))
         return Reply(200, self._shape(pod)) if pod else problem(404, "pod not found")
 
     def _delete(self, request: Request) -> Reply:
@@ -133,6 +138,8 @@ class FakeRunPod(FakeApi):
         if pod is None:
             return problem(404, "pod not found")
         self.machines.kill(pod.handle)
+        pod.status = "TERMINATED"
+        self.ended[pod.id] = (pod, self.now())
         return Reply(204)
 
     def _shape(self, pod: Pod) -> dict[str, Any]:
