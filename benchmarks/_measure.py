@@ -99,7 +99,10 @@ def computer() -> str:
 
 @dataclass(frozen=True)
 class Used:
-    """What a command used: its own and its children's CPU seconds, wall seconds, peak memory in MB, output."""
+    """What a command used: its own and its children's CPU seconds, wall seconds, peak memory in MB, output.
+
+    The kernel counts the memory of this process at the fork into the peak, so it is right only from a small process.
+    """
 
     cpu: float
     wall: float

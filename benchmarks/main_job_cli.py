@@ -94,7 +94,6 @@ def measure(runs: int) -> list[Figure]:
         Figure("gpujob --help, no bytecode", cpu(raw), "CPU-s", HELP_S, "max"),
         Figure(f"gpujob ps, {JOBS} jobs", cpu(ps), "CPU-s", PS_S, "max"),
         Figure(f"gpujob ps -o json, {JOBS} jobs", cpu(as_json), "CPU-s", PS_S, "max"),
-        Figure(f"gpujob ps, {JOBS} jobs, peak memory", tuple(used.peak_mb for used in ps), "MB"),
     ]
 
 
