@@ -295,7 +295,7 @@ class Machines:
         brought = bring(
             connection, self._home, job=job.id, task=run.task, n=run.n, root=root, parent=run.resume_hash or None,
             wanted=new, slots=sum(c in new for c in complete[-keep:]),
-            ordinal=max((m.step for m in before if m.n == run.n), default=0),
+            ordinal=max([run.resume_step or 0, *(m.step for m in before if m.n == run.n)]),
         )  # fmt: skip
         protected = frozenset({run.resume_hash} if run.resume_hash else ())
         pruned = prune(self._home, job.id, run.task, keep, protected)

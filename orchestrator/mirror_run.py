@@ -45,7 +45,8 @@ def bring(
     ordinal: int,
 ) -> Brought:
     """Mirror the last `slots` of `wanted` (oldest first) that can be, from the absolute folder `root`. `ordinal`: the
-    highest step so far, for names without a number. A broken connection or a full disk ends the pass.
+    highest step so far, that of the resume point included, for names without a number. A broken connection or a full
+    disk ends the pass.
     """
     done = Brought()
     # A name without a number: its order of arrival

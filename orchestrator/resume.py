@@ -77,5 +77,11 @@ def _fruitless(facts: Facts, row: RentalFacts) -> bool | None:
         return None
     if row.rental.reason not in DISRUPTIONS and not any(a.exit is not None and a.exit.lost for a in runs):
         return False
-    keys = {(a.task, a.n) for a in runs}
-    return not any((c.task, c.n) in keys for c in facts.checkpoints)
+    return not any(progressed(facts, a) for a in runs)
+
+
+def progressed(facts: Facts, run: Assignment) -> bool:
+    """Whether a run has a durable checkpoint beyond the one that it began from: the same step saved again by every
+    attempt is no getting on."""
+    began = -1 if run.resume_step is None else run.resume_step
+    return any((c.task, c.n) == (run.task, run.n) and c.step > began for c in facts.checkpoints)

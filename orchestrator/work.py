@@ -299,7 +299,7 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
     runs = sorted(mine, key=lambda a: a.n, reverse=True)
     fruitless = 0
     for a in runs:
-        if any(c.task == a.task and c.n == a.n for c in facts.checkpoints):
+        if resume.progressed(facts, a):
             break
         fruitless += 1
     free = verdict.reason is not Reason.FAILED or _code(assignment) == CHECKPOINTED_EXIT

@@ -348,6 +348,17 @@ def test_auto_comes_back_to_spot_when_nothing_on_demand_is_under_the_cap() -> No
     assert opened.offer == cf.OFFER
 
 
+def test_the_same_step_saved_again_is_no_progress() -> None:
+    rentals = [lost_rental(n) for n in (1, 2, 3)]
+    runs = [cf.assignment(n, n, closed_at=T0, resume_step=10 if n > 1 else None) for n in (1, 2, 3, 4)]
+    rows = tuple(cf.checkpoint(10, n=n) for n in (1, 2, 3, 4))
+    rentals.append(lost_rental(4))
+    (outcome,) = of(decide(*rentals, assignments=tuple(runs), checkpoints=rows), act.SetOutcome)
+    assert outcome.reason is Reason.NO_PROGRESS
+    further = (*rows, cf.checkpoint(11, n=3))
+    assert "OpenRental" in kinds(decide(*rentals, assignments=tuple(runs), checkpoints=further))
+
+
 def test_checkpoints_that_cannot_be_saved_hold_the_machine_for_an_hour_and_no_longer() -> None:
     ended = cf.assignment(exit=cf.ended(0))
     key = act.MirrorCheckpoints("gj-abcdef-1", "t0", 1).key
