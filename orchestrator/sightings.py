@@ -15,6 +15,7 @@ from orchestrator.model import AgentCheckpoint, AgentRun, Machine, Rental, Sight
 from providers.base import Instance, Listing, Notice
 
 COUNT_MAX = 2**53
+LISTING_MAX_S = 600.0  # no listing takes so long
 RUN_STATES = ("queued", "setup", "smoke", "run", "exited")
 
 
@@ -46,8 +47,9 @@ class Sightings:
             self.absent_since_boot = None
             self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)
             return
-        if rental.create_sent_at is None or began < rental.create_sent_at:
-            return  # it could not know
+        sent = rental.create_sent_at
+        if sent is None or sent - LISTING_MAX_S < began < sent:
+            return  # it could not know; one that seems to be even earlier is of a clock that was set back since
         mine = [i for i in listing.instances if _is(i, rental)]
         others = tuple(r for r in listing.others if r.tag is not None and r.tag.rental == rental.id)
         kept = _kept(mine, rental)

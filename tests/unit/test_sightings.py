@@ -51,6 +51,11 @@ def test_a_listing_begun_before_the_create_was_sent_knows_nothing() -> None:
     assert heard(EMPTY, row=unsent).sight.absent_count == 0
 
 
+def test_a_clock_that_was_set_back_leaves_listings_their_worth() -> None:
+    row = replace(ROW, create_sent_at=T0 + 3600)
+    assert heard(EMPTY, EMPTY, row=row).sight.absent_count == 2
+
+
 def test_a_sleep_takes_absence_and_silence_back() -> None:
     seen = heard(EMPTY, EMPTY, EMPTY)
     seen.lost("timeout", 0.0, T0, False)
