@@ -44,8 +44,8 @@ class Losses:
         self.lines = Lines(desk.home.state)
         self.names = [f"job-{number}" for number in range(jobs)]
         for name in self.names:
-            checkpoint = {"pattern": "step_{n}", "every": "1s"}
-            spec = desk.spec(name, run=PROGRAM, providers=[NAME], spot=True, checkpoint=checkpoint, grace={"time": "5s"})
+            keys = {"checkpoint": {"pattern": "step_{n}", "every": "1s"}, "grace": {"time": "5s"}, "spot": True}
+            spec = desk.spec(name, run=PROGRAM, providers=[NAME], **keys)
             desk.cli("apply", str(spec), "-y")
 
     def _job(self, name: str) -> str:
