@@ -29,6 +29,7 @@ LOOK_SLOWLY_S = 20.0  # the same once it has been silent for a minute
 SETTLE_S = 300.0  # a create may stay invisible this long (measured lags are up to 60 s; the rest is margin)
 KEY_REFUSED_S = 120.0  # sshd answers and refuses our key for this long: the host is misconfigured (skypilot#6514)
 END_TOLERANCE_S = 2.0  # clocks of machine and provider may differ this much without an end being moved again
+STOPPED_S = 60.0  # silent for this long, and the provider itself no longer shows it running: taken from us
 RELEASE_ALARM_S = 900.0  # a release slower than this needs eyes
 OTHERS_ABSENT = 2  # complete listings without disks and addresses, once the machine itself is dead
 
@@ -172,6 +173,10 @@ def _silent(draft: Draft, facts: RentalFacts) -> None:
             draft.do(Alarm("no-ssh", "no machine answers SSH and the providers do: is SSH blocked on this network?"))
     elif rental.ready_at is None:
         _never_ready(draft, facts)
+    elif isinstance(sight.got, Instance) and not sight.got.ready and machine.failed_awake_s >= STOPPED_S:
+        # Outbid: the provider may start it again, so it is not dead and must be destroyed, but nothing runs on it
+        detail = f"{rental.offer.provider} says {sight.got.status}"
+        draft.do(Release(rental.id, Reason.INTERRUPTED, detail, interrupted=True), "taken, though not for good")
     elif machine.failed_awake_s >= draft.policy.unreachable_after_s and isinstance(sight.got, Instance):
         minutes = int(machine.failed_awake_s // 60)
         detail = f"no SSH for {minutes} min while the provider says {sight.got.status}"
