@@ -223,6 +223,8 @@ def _fails(copy: Path, suite: str) -> bool:
     else:
         command = [sys.executable, "tools/sim.py", "--kill", kind, *rest.split()]
     try:
-        return subprocess.run(command, cwd=copy, env=env, capture_output=True, timeout=900, check=False).returncode not in (0, 5)  # 5: no test ran
+        return subprocess.run(
+            command, cwd=copy, env=env, capture_output=True, timeout=900, check=False
+        ).returncode not in (0, 5)  # 5: no test ran
     except subprocess.TimeoutExpired:
         return True  # it hangs, which no suite would let pass

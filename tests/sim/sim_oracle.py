@@ -84,6 +84,7 @@ class Oracle:
         self._box_disturbed: dict[str, float] = {}
         self._cloud_disturbed: dict[str, float] = {}
         self._idle: Counter[str] = Counter()
+        self._was_silent: dict[str, bool] = {}
         self._orphan: Counter[str] = Counter()
         self._silent_since: dict[str, float] = {}
         self._lost_at: dict[str, float] = {}
@@ -432,8 +433,11 @@ class Oracle:
         if works:
             self._idle[box.id] = 0
             return
-        self._idle[box.id] += int(TICK_S)
         silent = not self.world.reachable(box)
+        if silent is not self._was_silent.get(box.id):  # two bounds, each for its own time
+            self._was_silent[box.id] = silent
+            self._idle[box.id] = 0
+        self._idle[box.id] += int(TICK_S)
         limit = SILENT_S if box.runs and silent else IDLE_S + (box.cloud.caps.ready_within_s if not box.runs else 0)
         if self._idle[box.id] > limit:
             words = "silent" if silent else "ready"

@@ -337,3 +337,15 @@ def test_replicas_that_know_nothing_of_a_cut_off_machine_give_its_work_to_nobody
     finish(world)
     assert len(ours(world)) == 2
     assert outcome(world) == "done/done/over"
+
+
+def test_work_goes_on_elsewhere_soon_after_a_machine_was_outbid(build: Build) -> None:
+    world = build(job(1), cloud="corona")
+    world.run(T0 + 1300)
+    (box,) = ours(world)
+    world.happen("outbid", box, 2 * HOUR)
+    world.run(T0 + 1700)
+    assert len(ours(world)) == 2
+    assert not box.alive
+    finish(world)
+    assert outcome(world) == "done/done/over"

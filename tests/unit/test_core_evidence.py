@@ -56,6 +56,19 @@ def test_a_network_that_blocks_ssh_makes_no_machine_unreachable(dark: bool, reas
     assert alarms == (["no-ssh"] if dark else [])
 
 
+@pytest.mark.parametrize(
+    ("status", "failed_s", "reasons"),
+    [("stopped", 61.0, [Reason.INTERRUPTED]), ("stopped", 20.0, []), ("running", 61.0, [])],
+)
+def test_an_outbid_machine_is_taken_although_it_is_not_dead(
+    status: str, failed_s: float, reasons: list[Reason]
+) -> None:
+    shown = cf.instance(status=status)
+    sight = Sight(instance=shown, got=shown, got_at=T0 + 599, others=())
+    found = cf.facts(cf.live(sight=sight, machine=replace(SILENT, failed_awake_s=failed_s)))
+    assert [r.reason for r in releases(found)] == reasons
+
+
 def watched(connected: bool, failed_s: float, *, ready: bool = True, live: bool = True) -> Sightings:
     shown = cf.instance() if ready else cf.instance(status="stopped")
     seen = Sightings(sight=Sight(instance=shown), machine=cf.machine(connected=connected, failed_awake_s=failed_s))
