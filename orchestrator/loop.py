@@ -264,6 +264,9 @@ class Loop:
         if not self.fenced:
             self.fenced = True
             log.error("stepped aside", why=why)
+            text = f"a newer controller has these machines, so this one decides nothing more: {why}"
+            for job in self.store.active_jobs():
+                self.alarm(job.id, act.Alarm("stepped-aside", text))
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 

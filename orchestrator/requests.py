@@ -77,7 +77,7 @@ def _ping(loop: Loop, _: Mapping[str, Any]) -> Answer:
     from orchestrator.version import installed
 
     known = {"version": installed(), "pid": os.getpid(), "epoch": loop.store.epoch, "books": str(loop.verdict)}
-    return {"ok": True, **known}
+    return {"ok": True, **known, "stepped_aside": loop.fenced}
 
 
 def _stop(loop: Loop, _: Mapping[str, Any]) -> Answer:

@@ -19,6 +19,7 @@ from orchestrator.cli.output import print_json, say
 from orchestrator.home import Home
 
 PING_WITHIN_S = 5.0
+TOLD = ("pid", "version", "epoch", "books", "stepped_aside")  # of what the controller answers
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def status(home: Home) -> dict[str, Any]:
             state["error"] = silent.what
         else:
             state["answers"] = True
-            state |= {key: value for key, value in answer.items() if key in ("pid", "version", "epoch", "books")}
+            state |= {key: value for key, value in answer.items() if key in TOLD}
     return state
 
 
@@ -73,6 +74,9 @@ def _print(state: dict[str, Any], output: str) -> int:
     print(f"controller: {word}" + (f" ({', '.join(known)})" if known else ""))
     print(f"open rentals: {state['open_rentals']}   live jobs: {state['live_jobs']}")
     print(f"log: {state['log']}")
+    if state.get("stepped_aside"):
+        print("it has stepped aside: a newer controller has these machines, and this one decides nothing")
+        print("(two computers with copies of one state folder, or old books)")
     if "error" in state:
         print(state["error"])
     elif not state["alive"]:

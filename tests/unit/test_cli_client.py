@@ -182,6 +182,15 @@ def test_broken_books_are_not_said_to_need_nothing(home: Home, capsys: pytest.Ca
     assert "nothing needs it" not in said
 
 
+def test_a_controller_that_has_stepped_aside_is_named(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "alive", lambda _: True)
+    monkeypatch.setattr(client, "request", lambda *_: {"ok": True, "pid": 7, "stepped_aside": True})
+    assert main.main(["controller", "status"]) == 0
+    assert "it has stepped aside: a newer controller has these machines" in capsys.readouterr().out
+
+
 def test_counts_of_what_is_open(home: Home) -> None:
     with writer(home) as store:
         Books(store, "one").rent()

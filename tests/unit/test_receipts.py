@@ -140,6 +140,8 @@ def test_a_machine_that_met_a_newer_controller_ends_ours(desk: Desk) -> None:
     rental = desk.rent()
     desk.turn(Lost(rental.id, "epoch", 0.0, epoch_refused=True))
     assert desk.loop.fenced
+    [told] = [line.text for line in desk.store.journal(job=desk.job().id) if line.kind == "alarm:stepped-aside"]
+    assert "a newer controller has these machines" in told
     sent = len(desk.effects())
     desk.turn(after=7200.0)
     assert len(desk.effects()) == sent
