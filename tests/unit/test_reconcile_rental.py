@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import core_facts as cf
 import pytest
@@ -12,7 +13,7 @@ from core_facts import T0
 from orchestrator import actions as act
 from orchestrator.model import CreateOutcome, Decision, Reason, RentalPhase, Sight, Unknown
 from orchestrator.reconcile import reconcile
-from providers.base import Resource
+from providers.base import Instance, Notice, Resource
 
 LOST = cf.machine(connected=False, lost_at=T0 + 590, failures=3, failed_awake_s=30.0, trouble="timeout")
 
@@ -238,3 +239,27 @@ def test_nothing_is_decided_before_everything_was_looked_at_once() -> None:
     dead = cf.instance(status="interrupted")
     sight = Sight(instance=dead, got=dead, got_at=T0 + 599, others=())
     assert decide(cf.live(sight=sight, machine=LOST), settled=False).actions == ()
+
+
+STOPPED = replace(cf.instance(), status="stopped", ready=False, notice=Notice(T0 + 595, "stop"))
+
+
+def ran_there(shown: Instance, **changes: Any) -> Decision:
+    """A run was ordered on the machine, its line is lost, and the provider shows it so."""
+    sight = Sight(instance=shown, got=shown, got_at=T0 + 596)
+    run = cf.assignment(ordered_at=T0 + 60)
+    return decide(cf.live(sight=sight, machine=LOST), assignments=(run,), **changes)
+
+
+def test_a_machine_that_its_provider_stopped_is_released_at_once_and_is_no_death() -> None:
+    decision = ran_there(STOPPED)
+    (release,) = of(decision, act.Release)
+    assert (release.reason, release.interrupted) == (Reason.INTERRUPTED, True)
+    assert "says stopped" in release.detail
+    assert "StoreQuiesced" not in kinds(decision), "the provider may start it again until it is destroyed"
+
+
+def test_a_silent_machine_whose_reclaim_is_to_come_is_kept_and_the_brake_keeps_stopped_ones() -> None:
+    assert of(ran_there(replace(STOPPED, notice=Notice(T0 + 700))), act.Release) == []
+    assert of(ran_there(replace(STOPPED, notice=None)), act.Release) == []
+    assert of(ran_there(STOPPED, brake=True), act.Release) == []
