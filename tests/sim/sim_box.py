@@ -151,6 +151,9 @@ class Box:
         if self.state == "dead":
             return
         self.state, self.ready_at = "running", self.world.heap.now
+        for run in self.runs.values():  # from before the stop: the agent finds them dead
+            if not run.dead:
+                self._over(run, None, lost=True)
         if self.nonce == STRANGER:
             return
         if self.cloud.caps.boot_hook != "none" and not self.confirmed:
