@@ -25,6 +25,7 @@ ANSWER_WITHIN_S = 60.0  # the loop answers between two ticks
 _LOOK_S = 0.02
 STOPPED_WITHIN_S = 30.0  # it ends between two ticks, after the effects that are under way
 SLICE_S = 2.0  # while waiting for an answer, how often we see whether anybody is left to give it
+CANNOT_START = "the controller cannot start: "  # the beginning of the last line in the log of one that could not
 _MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
 
 _starting: subprocess.Popen[bytes] | None = None  # a controller that this command has begun to start
@@ -180,6 +181,9 @@ def wake(home: Home) -> None:
         return
     try:
         if any(open_counts(home.database).values()):
+            last = _last_line(home.controller_log)
+            if CANNOT_START in last:  # it would fail in the background again, and nobody would be told
+                print(last, file=sys.stderr)
             spawn(home)
     except OSError as error:
         print(f"gpujob: the controller could not be restarted: {error.strerror}", file=sys.stderr)

@@ -182,6 +182,19 @@ def test_broken_books_are_not_said_to_need_nothing(home: Home, capsys: pytest.Ca
     assert "nothing needs it" not in said
 
 
+def test_a_controller_that_could_not_start_is_not_retried_in_silence(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with writer(home) as store:
+        Books(store, "one").rent()
+    monkeypatch.setattr(client, "spawn", lambda _: None)
+    client.wake(home)
+    assert capsys.readouterr().err == ""
+    home.controller_log.write_text("{}\ngpujob: the controller cannot start: the deployment file is damaged\n")
+    client.wake(home)
+    assert capsys.readouterr().err == "gpujob: the controller cannot start: the deployment file is damaged\n"
+
+
 def test_a_controller_that_has_stepped_aside_is_named(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
