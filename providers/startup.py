@@ -48,7 +48,7 @@ def container_start(hook: str, public_key: str, poweroff: str, *, serve_ssh: boo
     parts = [
         "umask 077",
         'HOME=${HOME:-/root}; export HOME; mkdir -p "$HOME/.ssh" /usr/local/sbin',
-        f"cat >/usr/local/sbin/poweroff <<GPUJOB_END\n#!/bin/sh\n{poweroff.rstrip()}\nGPUJOB_END",
+        f"cat >/usr/local/sbin/poweroff <<END_OF_POWEROFF\n#!/bin/sh\n{poweroff.rstrip()}\nEND_OF_POWEROFF",
         "chmod 700 /usr/local/sbin/poweroff",
         f"k='{public_key.strip()}'",
         'grep -qxF "$k" "$HOME/.ssh/authorized_keys" 2>/dev/null || echo "$k" >>"$HOME/.ssh/authorized_keys"',
