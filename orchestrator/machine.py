@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +20,17 @@ import structlog
 
 from orchestrator import actions as act
 from orchestrator import artifacts, causes, checkpoints, datasets, secrets, snapshot, ssh, sync
-from orchestrator.clock import Clock
+from orchestrator.connections import CALL_S, Connections
 from orchestrator.execute import Context, WorkFailed
-from orchestrator.home import Home
 from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over, resume_choice
-from orchestrator.messages import Message
 from orchestrator.mirror import Manifest, listing, prune
 from orchestrator.mirror_run import bring
-from orchestrator.model import Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental, RentalFacts
+from orchestrator.model import Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental
 from orchestrator.publish import discard, publish
-from orchestrator.ssh_errors import SshError, Unreachable
+from orchestrator.ssh_errors import SshError
 from orchestrator.ssh_files import write_private
 from orchestrator.verdict import CHECKPOINTED_EXIT
-from orchestrator.watch import MachineWatch
 from providers.base import Caps
 
 if TYPE_CHECKING:
@@ -42,78 +38,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-CALL_S = 30.0  # one agent call; a machine that needs longer is as good as silent
 CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
 RESULTS = "gpujob-results"  # folder beside the spec; never sent up with workdir
 RUN_RECORD = "gpujob-run.json"  # what the run had and was, beside its results
 LOG_TAIL_S = 15.0  # how long the last log bytes may take after a run has ended
 
 
-class Machines:
-    """Connections to all open machines, and the work on them."""
-
-    def __init__(self, home: Home, clock: Clock, post: Callable[[Message], None], epoch: int) -> None:
-        self._home, self._clock, self._post, self._epoch = home, clock, post, epoch
-        self._watches: dict[str, MachineWatch] = {}
-        self._jobs: dict[str, str] = {}
-        self._lock = threading.Lock()
-
-    # --- connections, called by the loop ------------------------------------------------------------------------------
-
-    def watch(self, rental: RentalFacts, job: Job, spec: JobSpec) -> None:
-        """Keep a connection to a live machine at the address where the provider shows it now."""
-        row, instance = rental.rental, rental.sight.instance
-        if instance is None or instance.endpoint is None:
-            return
-        target = ssh.Target(
-            row.id,
-            instance.endpoint.host,
-            instance.endpoint.port,
-            instance.endpoint.user,
-            instance.host_keys,
-            self._home.rental(row.id),
-        )
-        with self._lock:
-            known = self._watches.get(row.id)
-            if known is None:
-                known = self._new_watch(row, job, spec)
-        known.address(target)
-
-    def _new_watch(self, row: Rental, job: Job, spec: JobSpec) -> MachineWatch:
-        progress = spec.progress
-        watch = MachineWatch(
-            row.id,
-            job.id,
-            row.nonce,
-            self._home,
-            self._clock,
-            self._post,
-            secrets=tuple(secrets.load(self._home, job.id).values()),
-            progress_regex=progress.regex if progress is not None else None,
-            progress_total=float(progress.total) if progress is not None and progress.total else None,
-        )
-        self._watches[row.id], self._jobs[row.id] = watch, job.id
-        watch.start()
-        return watch
-
-    def unwatch(self, rental: str) -> None:
-        """End the connection to a machine that is being released."""
-        with self._lock:
-            watch = self._watches.pop(rental, None)
-            self._jobs.pop(rental, None)
-        if watch is not None:
-            watch.stop()
-            if watch.target is not None:  # OpenSSH's shared connection would linger for a minute
-                threading.Thread(target=ssh.stop_sharing, args=(watch.target,), daemon=True).start()
-
-    def job_of(self, rental: str) -> str | None:
-        """The job whose machine is watched under this rental; None when it is not."""
-        return self._jobs.get(rental)
-
-    def stop(self) -> None:
-        """End all connections; what runs on the machines goes on."""
-        for rental in list(self._watches):
-            self.unwatch(rental)
+class Machines(Connections):
+    """The work on all open machines."""
 
     def forget(self, job: Job, rentals: Iterable[Rental]) -> None:
         """A job is over: its secrets and keys are removed from this computer, and its copy of the code."""
@@ -205,17 +137,6 @@ class Machines:
             time.sleep(0.05)
         if watch is not None:
             watch.flush(run.key)
-
-    def _ask(self, rental: Rental, command: str, timeout_s: float = CALL_S, **payload: Any) -> dict[str, Any]:
-        document = {"epoch": self._epoch, "nonce": rental.nonce, **payload}
-        return self._connection(rental).agent(command, document, timeout_s)
-
-    def _connection(self, rental: Rental) -> ssh.Connection:
-        watch = self._watches.get(rental.id)
-        connection = watch.connection if watch is not None else None
-        if connection is None or not connection.alive:
-            raise Unreachable("there is no connection at the moment", reason="closed", where=rental.id)
-        return connection
 
     # --- before the run -----------------------------------------------------------------------------------------------
 
