@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("minimum-billing-forgotten", "orchestrator/budget.py", "return max(offer.min_billing_s,", "return max(0,",
            (RECONCILE, "tests tests/unit")),
     Mutant("billed-before-looking", "orchestrator/spending.py",
-           "or rental.provider_id is None or not loop.observer.settled:", "or rental.provider_id is None:", (NAMED,)),
+           "or rental.provider_id is None or not loop.observer.settled:", "or rental.provider_id is None:", (NAMED + " -k away",)),
     # --- observe, sightings ---
     Mutant("unknown-counts-as-absent", "orchestrator/sightings.py",
            "            self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)\n            return",

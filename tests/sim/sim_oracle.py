@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from sim_box import Box, Run
+from sim_prices import Prices
 
 from orchestrator.home import Home
 from orchestrator.mirror import listing
@@ -45,19 +46,6 @@ class Violation:
     name: str
     who: str
     text: str
-
-
-@dataclass
-class Prices:
-    """Seconds of machines, by what they were good for; waits in seconds."""
-
-    job_s: float = 0.0
-    useful_s: float = 0.0
-    redone_s: float = 0.0
-    wasted_s: float = 0.0
-    orphaned_s: float = 0.0
-    after_finish: list[float] = field(default_factory=list)
-    recovery: list[float] = field(default_factory=list)
 
 
 class Oracle:
@@ -482,19 +470,4 @@ class Oracle:
             self.prices.job_s += (row["terminal_at"] or self.world.clock.utc()) - row["created_at"]
 
     def _price(self, box: Box) -> None:
-        """Split the life of a machine that is over."""
-        now, prices = self.world.heap.now, self.prices
-        worked = sum((r.ended or now) - r.began for r in box.runs.values() if r.began is not None)
-        kept = sum(max(0.0, self._kept(r) - r.base) for r in box.runs.values() if r.began is not None)
-        prices.useful_s += min(worked, kept)
-        prices.redone_s += max(0.0, worked - kept)
-        prices.wasted_s += max(0.0, now - box.born - worked)
-        finished = self._finished_at.get(box.id)
-        if finished is not None:
-            prices.after_finish.append(now - finished)
-
-    def _kept(self, run: Run) -> float:
-        """The second of work up to which a run's work lives on."""
-        if run.by_itself and run.rc == 0:
-            return run.reached(0)
-        return max((s for _, n, s in self._durable[run.job, run.task] if n == run.n), default=run.base)
+        self.prices.add(box, self._durable, self.world.heap.now, self._finished_at.get(box.id))

@@ -11,7 +11,8 @@ from pathlib import Path
 from sim_box import Program
 from sim_cloud import kinds
 from sim_faults import Faults, draw
-from sim_oracle import Prices, Violation
+from sim_oracle import Violation
+from sim_prices import Prices
 from sim_time import T0
 from sim_world import Wish, World
 
