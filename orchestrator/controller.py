@@ -73,10 +73,12 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
     from jobspecs.problems import SpecErrors
     from orchestrator.books import BooksBroken
     from orchestrator.loop import Loop
+    from orchestrator.requests import refuse_stale
     from orchestrator.store import StoreError
 
     try:
         loop = Loop(home, queue.SimpleQueue())
+        refuse_stale(loop)
     except (StoreError, BooksBroken, SpecErrors) as error:
         print(f"gpujob: the controller cannot start: {error}", file=sys.stderr)
         door.close()

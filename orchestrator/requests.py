@@ -19,6 +19,7 @@ from orchestrator import adoption, held
 from orchestrator.doubt import DOUBTS
 from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
 from orchestrator.records import keep_job
+from orchestrator.secrets import forget
 from orchestrator.store import Fenced, StoreBroken, StoreBusy, StoreError, StoreFull
 from orchestrator.store.rows import Request
 from orchestrator.successor import deadline, end_for
@@ -29,6 +30,32 @@ if TYPE_CHECKING:
 Answer = Mapping[str, Any] | None
 
 log = structlog.get_logger()
+
+
+STALE_S = 120.0  # twice what a verb waits for its answer
+RENTS = frozenset({"apply", "resume"})
+
+
+def refuse_stale(loop: Loop) -> None:
+    """At a controller's start: what would rent for a command that gave up or was killed long ago is refused.
+
+    It would otherwise run a job days after a Ctrl-C, with whatever the next verb was that started a controller. What
+    ends something stays asked, and so does a `--replace`, whose old run has been ended for it. Values of secrets that a
+    killed command had laid out for a request go as well.
+    """
+    now, wanted = loop.clock.utc(), set()
+    for request in loop.store.open_requests():
+        age = now - request.at
+        if request.verb in RENTS and request.args.get("mode") != "replace" and age > STALE_S:
+            error = f"`{request.verb}` was asked {age:.0f} s ago, and nobody waits for it: nothing was done"
+            loop.store.answer(request.id, {"ok": False, "error": error, "code": 2}, now)
+            log.warning("stale request", verb=request.verb, id=request.id)
+            continue
+        wish = request.args.get("job")
+        wanted |= {request.args.get("spool"), wish.get("spool") if isinstance(wish, dict) else None}
+    for folder in loop.home.secrets("").glob("spool-*"):
+        if folder.name not in wanted and now - folder.stat().st_mtime > STALE_S:
+            forget(loop.home, folder.name)
 
 
 class NotNow(Exception):

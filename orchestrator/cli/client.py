@@ -266,7 +266,8 @@ def request(home: Home, verb: str, args: Mapping[str, Any], timeout: float = ANS
                     f"the controller ended before it answered ({verb})",
                     where=str(home.controller_log),
                     why=_last_line(home.controller_log),
-                    next="the request stays in the books; gpujob controller run shows what it says",
+                    next="the request stays in the books (one that rents: for two minutes); gpujob controller run "
+                    "shows what it says",
                     code=exits.PROVIDER,
                 )
     if answer is None:

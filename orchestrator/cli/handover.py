@@ -45,7 +45,7 @@ def handed_over(home: Home, values: Mapping[str, str]) -> Iterator[str]:
     try:
         yield spool
     except CliError as refused:
-        if refused.code != exits.STILL_RUNNING:
+        if refused.code not in (exits.STILL_RUNNING, exits.PROVIDER):  # in these the request may still be answered
             secrets.forget(home, spool)
         raise
     secrets.forget(home, spool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from jobspecs.units import parse_money
 from orchestrator import actions as act
 from orchestrator import requests
 from orchestrator.model import Outcome, Reason
+from orchestrator.secrets import keep
 from orchestrator.store import StoreFull
 
 
@@ -200,3 +202,31 @@ def test_a_full_disk_leaves_the_request_open(desk: Desk, monkeypatch: pytest.Mon
     answer = desk.store.answer_of(number)
     assert answer is not None
     assert answer["ok"] is True
+
+
+def test_a_controller_that_starts_does_not_rent_for_a_command_of_yesterday(desk: Desk) -> None:
+    desk.apply()
+    desk.turn()
+    now, job = desk.clock.utc(), desk.job().id
+    fresh = desk.store.ask("apply", {"job": desk.wish(name="fresh"), "mode": "new"}, now - 60)
+    old = desk.store.ask("apply", {"job": desk.wish(name="old"), "mode": "new"}, now - 86_400)
+    resume = desk.store.ask("resume", {"job": job}, now - 86_400)
+    replace_ = desk.store.ask("apply", {"job": desk.wish(spec={"env": {"A": "1"}}), "mode": "replace"}, now - 86_400)
+    cancel = desk.store.ask("cancel", {"job": job, "now": True}, now - 86_400)
+    requests.refuse_stale(desk.loop)
+    assert [request.id for request in desk.store.open_requests()] == [fresh, replace_, cancel]
+    for number in (old, resume):
+        answer = desk.store.answer_of(number)
+        assert answer is not None
+        assert (answer["ok"], "nobody waits for it" in answer["error"]) == (False, True)
+
+
+def test_values_that_a_killed_command_had_laid_out_are_removed(desk: Desk) -> None:
+    now = desk.clock.utc()
+    desk.store.ask("apply", {"job": desk.wish(name="b", spool="spool-asked"), "mode": "new"}, now - 60)
+    for name, age in (("spool-asked", 9000), ("spool-new", 60), ("spool-old", 9000), ("a-job", 9000)):
+        keep(desk.loop.home, name, {"TOKEN": "value"})
+        os.utime(desk.loop.home.secrets(name), (now - age, now - age))
+    requests.refuse_stale(desk.loop)
+    left = sorted(folder.name for folder in desk.loop.home.secrets("").iterdir())
+    assert left == ["a-job", "spool-asked", "spool-new"]

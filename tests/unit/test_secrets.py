@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import secrets
+from orchestrator.cli.exits import CliError
+from orchestrator.cli.handover import handed_over
 from orchestrator.home import Home
 from orchestrator.secrets import SecretError
 
@@ -121,3 +123,10 @@ def test_a_keyring_without_a_backend_falls_back_to_files(home: Home, monkeypatch
 
 def test_messages_are_masked(home: Home) -> None:
     assert secrets.mask("the token hunter22 failed", ["hunter22"]) == "the token ******** failed"
+
+
+@pytest.mark.parametrize(("code", "kept"), [(2, False), (3, True), (6, True)])
+def test_values_stay_while_their_request_may_still_be_answered(home: Home, code: int, kept: bool) -> None:
+    with pytest.raises(CliError), handed_over(home, {"TOKEN": "value"}) as spool:
+        raise CliError("no answer", code=code)
+    assert (secrets.load(home, spool) == {"TOKEN": "value"}) is kept
