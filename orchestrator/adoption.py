@@ -134,7 +134,7 @@ def _answer(loop: Loop, args: Mapping[str, Any], taken: Sequence[Mapping[str, An
 
 def accept(loop: Loop) -> None:
     """The rows are committed: these books are the books from now on."""
-    loop.books.accept(loop.store.epoch, loop.store.count_rentals())
+    loop.books.accept(loop.store.epoch, loop.store.milestones())
     loop.trust()
 
 

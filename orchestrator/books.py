@@ -1,11 +1,12 @@
-"""What must outlive the database: the deployment's id, the highest epoch, how many rentals were ever opened.
+"""What must outlive the database: the deployment's id, the highest epoch, how much has ever happened.
 
 It is one small JSON file in the config folder (`config/deployment`), replaced atomically and synced. With it a
 controller notices that its database is a week-old copy, or new where there was one: then machines may run of which
 the books know nothing, and the controller only reads until the user runs `audit` or `adopt`.
 
-The epoch alone would not show a copy made and put back within the life of one controller; the count of rentals does,
-since rows of rentals are never deleted. The database is always written first: a crash between the two leaves it ahead.
+The epoch alone would not show a copy made and put back within the life of one controller; the count of milestones does
+(rentals opened, rentals gone, jobs over), since no such row is ever deleted. The database is always written first: a
+crash between the two leaves it ahead.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Verdict(StrEnum):
 class _Kept:
     deployment: str
     epoch: int = 0
-    rentals: int = 0
+    milestones: int = 0
     doubt: str = ""  # a verdict that nobody has answered yet
 
 
@@ -71,9 +72,9 @@ class Books:
         return self._kept.epoch
 
     @property
-    def rentals(self) -> int:
-        """How many rentals the database is known to have held."""
-        return self._kept.rentals
+    def milestones(self) -> int:
+        """How many milestones the database is known to have held: rentals opened and gone, jobs over."""
+        return self._kept.milestones
 
     def next_epoch(self, now_ms: int, stored: int = 0) -> int:
         """An epoch above all known ones (`stored` is the database's) and not below the time, so that it grows across
@@ -86,33 +87,33 @@ class Books:
         if epoch > self._kept.epoch:
             self._keep(replace(self._kept, epoch=epoch))
 
-    def note_rentals(self, count: int) -> None:
-        """Keep the highest count of rentals; called before a create can leave."""
-        if count > self._kept.rentals:
-            self._keep(replace(self._kept, rentals=count))
+    def note_milestones(self, count: int) -> None:
+        """Keep the highest count of milestones; called before a create can leave."""
+        if count > self._kept.milestones:
+            self._keep(replace(self._kept, milestones=count))
 
-    def check(self, epoch: int, deployment: str, rentals: int) -> Verdict:
+    def check(self, epoch: int, deployment: str, milestones: int) -> Verdict:
         """Compare with what the database says of itself: 0, "" and 0 for a new or missing one.
 
         A bad verdict stays until `accept`: the controller that finds it takes the books over with a new epoch, after
         which the comparison alone would find nothing any more.
         """
-        found = Verdict(self._kept.doubt) if self._kept.doubt else self._compare(epoch, deployment, rentals)
+        found = Verdict(self._kept.doubt) if self._kept.doubt else self._compare(epoch, deployment, milestones)
         if found is not Verdict.OK and not self._kept.doubt:
             self._keep(replace(self._kept, doubt=found.value))
         return found
 
-    def _compare(self, epoch: int, deployment: str, rentals: int) -> Verdict:
+    def _compare(self, epoch: int, deployment: str, milestones: int) -> Verdict:
         kept = self._kept
         if deployment and deployment != kept.deployment:
             return Verdict.LOST
         if not deployment and not epoch:  # new books: nothing is lost where nothing was ever rented
-            return Verdict.LOST if kept.rentals else Verdict.OK
-        return Verdict.BEHIND if epoch < kept.epoch or rentals < kept.rentals else Verdict.OK
+            return Verdict.LOST if kept.milestones else Verdict.OK
+        return Verdict.BEHIND if epoch < kept.epoch or milestones < kept.milestones else Verdict.OK
 
-    def accept(self, epoch: int, rentals: int) -> None:
+    def accept(self, epoch: int, milestones: int) -> None:
         """The user has looked (`audit`, `adopt`): these books are the books from now on."""
-        self._keep(replace(self._kept, epoch=max(epoch, self._kept.epoch), rentals=rentals, doubt=""))
+        self._keep(replace(self._kept, epoch=max(epoch, self._kept.epoch), milestones=milestones, doubt=""))
 
     def _keep(self, kept: _Kept) -> None:
         self._write(kept)
@@ -128,7 +129,7 @@ class Books:
             kept = _Kept(
                 str(document["deployment"]),
                 int(document["epoch"]),
-                int(document.get("rentals", 0)),
+                int(document.get("milestones", 0)),
                 Verdict(document["doubt"]).value if document.get("doubt") else "",
             )
         except (ValueError, KeyError, TypeError) as error:

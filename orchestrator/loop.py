@@ -445,6 +445,6 @@ def _what_books_say(home: Home) -> tuple[int, str, int]:
 
     try:
         with Store.open_reader(home) as reader:
-            return reader.stored_epoch(), reader.deployment(), reader.count_rentals()
+            return reader.stored_epoch(), reader.deployment(), reader.milestones()
     except (StoreMissing, StoreTooOld):
         return 0, "", 0

@@ -78,7 +78,7 @@ class Outside(Protocol):
 
     def record(self, epoch: int) -> None: ...
 
-    def note_rentals(self, count: int) -> None: ...
+    def note_milestones(self, count: int) -> None: ...
 
 
 class Store(Receipts, Salvage, Requests, Listing):
@@ -128,7 +128,7 @@ class Store(Receipts, Salvage, Requests, Listing):
             raise
         if outside is not None:
             outside.record(epoch)
-            store.note_rentals = outside.note_rentals
+            store.note_milestones = outside.note_milestones
         return store
 
     @classmethod

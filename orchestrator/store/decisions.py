@@ -24,6 +24,7 @@ from orchestrator.transitions import IllegalStep, check_step
 TOMBSTONE_S = 7 * 86_400.0  # failed creates surfaced hours later (digitalocean/api-v2#104)
 HOOK_S = 1800.0  # an unseen machine's own end: its boot hook acts that long after its boot
 ALARM_EVERY_S = 3600.0  # one alarm of a kind per job and rental
+MILESTONES = (actions.OpenRental, actions.StoreGone, actions.FinishJob)
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"  # base32, so that 12 letters carry 60 random bits
 
 
@@ -49,8 +50,8 @@ class Applied:
 class Decisions(Reads, Journal):
     """`apply`, and one small method for each write."""
 
-    #: Called with the count of all rentals after a commit that opened one; `books` keeps it to recognise old copies.
-    note_rentals: Callable[[int], None] | None = None
+    #: Called with the count of milestones after a commit that added one; `books` keeps it to recognise old copies.
+    note_milestones: Callable[[int], None] | None = None
 
     def apply(
         self,
@@ -87,8 +88,8 @@ class Decisions(Reads, Journal):
                 elif not self._write(job, write, now):
                     continue
                 changed += 1
-        if opened and self.note_rentals is not None:
-            self.note_rentals(self.count_rentals())
+        if self.note_milestones is not None and any(isinstance(write, MILESTONES) for write in writes):
+            self.note_milestones(self.milestones())
         return Applied(tuple(opened), tuple(alarms), changed)
 
     def _write(self, job: str, write: actions.Write, now: float) -> bool:

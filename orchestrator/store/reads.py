@@ -28,9 +28,9 @@ class Reads(Connection):
         row = self._one("get_meta", key="deployment")
         return row["value"] if row else ""
 
-    def count_rentals(self) -> int:
-        """Rentals ever opened; rows are never deleted, so an older copy has fewer."""
-        return int(self._rows("count_rentals")[0]["n"])
+    def milestones(self) -> int:
+        """How much has ever happened: rentals opened and gone, jobs over. Rows are never deleted, so a copy has fewer."""
+        return int(self._rows("milestones")[0]["n"])
 
     def job(self, job: str) -> Job:
         """One job by its id; `StoreError` when there is none."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from store_rows import add, home_in, rent, writer_in
 
+from orchestrator import actions
 from orchestrator.books import Books, BooksBroken, Verdict
+from orchestrator.model import Outcome, Reason
 from orchestrator.store import Store
 
 
@@ -19,7 +21,7 @@ def verdict(folder: Path) -> Verdict:
     if not home.database.exists():
         return Books(home).check(0, "", 0)
     with Store.open_reader(home) as store:
-        return Books(home).check(store.stored_epoch(), store.deployment(), store.count_rentals())
+        return Books(home).check(store.stored_epoch(), store.deployment(), store.milestones())
 
 
 def controller(folder: Path, now_ms: int) -> Store:
@@ -60,7 +62,7 @@ def test_the_books_of_a_normal_life_are_in_order(tmp_path: Path) -> None:
             rent(store, add(store, f"job{now}"))
         assert verdict(tmp_path) is Verdict.OK
     kept = json.loads(home_in(tmp_path).deployment_file.read_text())
-    assert (kept["epoch"], kept["rentals"]) == (2000, 2)
+    assert (kept["epoch"], kept["milestones"]) == (2000, 2)
 
 
 def test_a_crash_between_the_books_and_the_file_is_not_taken_for_an_old_copy(tmp_path: Path) -> None:
@@ -100,8 +102,23 @@ def test_a_copy_from_the_life_of_the_same_controller_is_behind_too(tmp_path: Pat
     shutil.copy(old, home_in(tmp_path).database)
     assert verdict(tmp_path) is Verdict.BEHIND
     with Store.open_reader(home_in(tmp_path)) as store:
-        Books(home_in(tmp_path)).accept(store.stored_epoch(), store.count_rentals())
+        Books(home_in(tmp_path)).accept(store.stored_epoch(), store.milestones())
     assert verdict(tmp_path) is Verdict.OK
+
+
+def test_a_copy_from_before_a_job_was_over_is_behind_though_nothing_was_rented_since(tmp_path: Path) -> None:
+    with controller(tmp_path, 1000) as store:
+        job = add(store)
+        rental = rent(store, job, made=False)
+        old = store.backup("before")
+        done = [
+            actions.SetOutcome(Outcome.CANCELLED, Reason.CANCELLED),
+            actions.StoreGone(rental.id, never_made=True),
+            actions.FinishJob(),
+        ]
+        store.apply(job, done, 60.0)
+    shutil.copy(old, home_in(tmp_path).database)
+    assert verdict(tmp_path) is Verdict.BEHIND  # else the job would run a second time
 
 
 def test_a_deleted_database_is_lost_only_where_something_was_rented(tmp_path: Path) -> None:
