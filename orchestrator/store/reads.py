@@ -29,7 +29,7 @@ class Reads(Connection):
         return row["value"] if row else ""
 
     def milestones(self) -> int:
-        """How much has ever happened: rentals opened and gone, jobs over. Rows are never deleted, so a copy has fewer."""
+        """How much has ever happened: rentals opened and gone, jobs over. An older copy has fewer."""
         return int(self._rows("milestones")[0]["n"])
 
     def job(self, job: str) -> Job:

@@ -39,9 +39,10 @@ class Bench:
     trusted: int = 0
     accounts: Any = None
     clock: Any = None
+    money: Any = None
 
     def __post_init__(self) -> None:
-        self.accounts = self.clock = self
+        self.accounts = self.clock = self.money = self
 
     @property
     def doubtful(self) -> bool:
