@@ -131,6 +131,7 @@ class CheckpointScan:
         self.run = run
         self.folder = os.path.normpath(os.path.join(run.folders()["ckpt"], wanted.get("path") or ""))
         self.pattern = step_pattern(wanted.get("pattern") or "")
+        self.refused = False
         # name -> fingerprint, boottime of its first sight, complete, structurally whole (None: not looked yet)
         self.seen: dict[str, tuple[tuple[int, int, int], float, bool, bool | None]] = {}
 
@@ -140,7 +141,13 @@ class CheckpointScan:
         now = uptime()
         seen, self.seen = self.seen, {}
         open_paths: set[str] | None = None
-        for name in list_names(self.folder):
+        try:
+            names = list_names(self.folder)
+        except OSError as error:  # another user's folder: the run's end and the status must be told all the same
+            if not self.refused:
+                note("checkpoints are not looked for: %s" % error)
+            self.refused, names = True, []
+        for name in names:
             path = os.path.join(self.folder, name)
             step = step_of(name, self.pattern)
             if step is None or os.path.islink(path):

@@ -207,6 +207,22 @@ def test_a_checkpoint_settles_between_two_looks_and_unsettles_when_rewritten(
     assert [item["name"] for item in scan.look()] == ["step_1.bin"]
 
 
+def test_a_folder_that_may_not_be_listed_has_no_checkpoints_and_is_noted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(checkpoints, "list_names", refuse)
+    monkeypatch.setattr(checkpoints, "note", noted.append)
+    scan = CheckpointScan(FakeRun(tmp_path))  # type: ignore[arg-type]
+    assert (scan.look(), scan.look(dead=True)) == ([], [])
+    assert len(noted) == 1
+    assert "Permission denied" in noted[0]
+
+
 # --- ends ---
 
 
