@@ -110,6 +110,9 @@ class _Source:
         found: dict[str, dict[str, Any]] = {}
         for file in self.files:
             path = str(file.get("path", ""))
+            if path == "." and "error" in file:
+                self.refused.append(f"{self.root} cannot be read on the machine: {file['error']}")
+                continue
             try:
                 sync.safe_name(path)
             except Unsafe as exc:

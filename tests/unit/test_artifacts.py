@@ -245,7 +245,14 @@ def test_an_end_without_files_still_says_so(home: Home, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_costs_none_of_the_others() -> None:
-    files = [{"path": "fine", "size": 1}, {"path": "root's", "size": 1, "error": "Permission denied"}]
+    files: list[dict[str, Any]] = [
+        {"path": "fine", "size": 1},
+        {"path": "root's", "size": 1, "error": "Permission denied"},
+        {"path": ".", "error": "Permission denied"},
+    ]
     source = artifacts._Source("out", "/m/out", files, lambda path: [(Path("/d"), path)])
     assert sorted(source.wanted()) == ["fine"]
-    assert source.refused == ["root's cannot be read on the machine: Permission denied"]
+    assert source.refused == [
+        "root's cannot be read on the machine: Permission denied",
+        "/m/out cannot be read on the machine: Permission denied",
+    ]
