@@ -141,6 +141,9 @@ def load_config(home: Home, env: Mapping[str, str] | None = None) -> Config:
         raise SpecErrors(reader.problems)
     for name in logged_in(home):
         values["providers"] = {name: {}, **values.get("providers", {})}
+    if values.get("hosts"):
+        blocks = values.get("providers", {})
+        values["providers"] = {**blocks, "ssh": {**blocks.get("ssh", {}), "hosts": values["hosts"]}}
     spec = tuple((key, _listed(key, env[name])) for name, key in SPEC_VARIABLES.items() if env.get(name))
     return Config(path=home.config_file, environment=spec, origins=origins, **values)
 
@@ -148,6 +151,11 @@ def load_config(home: Home, env: Mapping[str, str] | None = None) -> Config:
 def _listed(key: str, text: str) -> str:
     """`a,b` as the YAML list that it means."""
     return f"[{text}]" if key in ("providers", "regions") and "," in text and not text.startswith("[") else text
+
+
+def check_file(path: Path) -> None:
+    """Raises SpecErrors when the file at `path` would be no config."""
+    _Reader(path).check()
 
 
 def write_defaults(home: Home) -> bool:

@@ -49,7 +49,8 @@ class Terms:
 
     `make` gives a fresh adapter on the same account each time it is called; `ask` finds the cheapest machine to
     test on; `gpus` is the table that the adapter was made with; `strangers` makes an adapter of another deployment
-    on the same account, where one account can be shared.
+    on the same account, where one account can be shared; `pick` chooses among offers, for a provider on which one
+    offer is one machine.
     """
 
     make: Callable[[], Provider]
@@ -59,6 +60,7 @@ class Terms:
     gpus: tuple[GpuRow, ...] = ()
     strangers: Callable[[], Provider] | None = None
     strangers_deployment: str = "someone-else"
+    pick: Callable[[tuple[Offer, ...]], Offer] = lambda offers: min(offers, key=lambda offer: offer.hourly)
     poll_s: float = 0.05
     sleep: Callable[[float], None] = time.sleep
 
@@ -70,7 +72,7 @@ class Terms:
     def offer(self, provider: Provider) -> Offer:
         offers = provider.offers(self.ask)
         _must(offers, f"nothing is offered for {self.ask}: the suite has no machine to test on")
-        return min(offers, key=lambda offer: offer.hourly)
+        return self.pick(offers)
 
     @contextlib.contextmanager
     def rented(self, provider: Provider, tag: Tag | None = None) -> Iterator[Instance]:
@@ -305,13 +307,17 @@ def four_creates_at_once_make_four_machines(terms: Terms) -> None:
     with contextlib.ExitStack() as rented, ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda tag: rented.enter_context(terms.rented(provider, tag)), tags))
         _must(len({one.ref.id for one in made}) == 4, f"four creates gave {[one.ref.id for one in made]}")
-        region = made[0].ref.region
+        regions = {one.ref.region for one in made}
+
+        def shown() -> dict[str, Instance]:
+            return {key: one for region in regions for key, one in _refs(provider, region).items()}
+
         terms.until(
             "all four show in list",
             provider.caps.list_lag_s + 10,
-            lambda: {one.ref.id for one in made} <= set(_refs(provider, region)),
+            lambda: {one.ref.id for one in made} <= set(shown()),
         )
-        listed = _refs(provider, region)
+        listed = shown()
         _must([listed[one.ref.id].tag for one in made] == tags, "a machine carries another one's tag")
 
 

@@ -23,6 +23,7 @@ BUILT_IN = {
     "lambda": "providers.lambda_cloud:LambdaProvider",
     "local": "providers.local:LocalProvider",
     "runpod": "providers.runpod:RunPodProvider",
+    "ssh": "providers.ssh:SshProvider",
     "vast": "providers.vast:VastProvider",
 }
 #: Providers with one key -> the variable that holds it; `gpujob login` keeps it under the same name.

@@ -52,6 +52,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "prune": ("release machines under our own tag that the books do not know", "adopt"),
     "forget": ("end a release by hand that cannot be confirmed", "adopt"),
     "login": ("keep the key of a provider, after one call that tries it", "login"),
+    "host": ("machines of your own: host add|ls|rm", "host"),
     "secret": ("set, list and remove secrets: secret set|ls|rm", "secret"),
     "controller": ("the background process: controller status|run|stop", "controller"),
     "doctor": ("check this computer", "doctor"),
@@ -60,7 +61,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare host diff top".split())
+LATER = frozenset("compare diff top".split())
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {

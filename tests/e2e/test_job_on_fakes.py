@@ -5,6 +5,7 @@ Create, run, preempt, relaunch from the checkpoint, results home, release: nothi
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,32 @@ def test_a_job_on_vast_survives_being_outbid_and_leaves_nothing(tmp_path: Path) 
         preempted_once(world, company, lambda contract: company.outbid(int(contract)), spot=True)
         assert company.contracts == {}  # that they are gone takes two minutes of listings without them
         assert company.sent("PUT", "/asks/") == 2
+
+
+@pytest.mark.e2e
+def test_a_job_on_a_machine_of_ones_own_leaves_it_as_it_was(tmp_path: Path) -> None:
+    machines = LocalMachines(tmp_path / "cloud", GPUS)
+    identity = tmp_path / "users-own-key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(identity)], check=True)
+    handle, house = machines.own("lab", Path(f"{identity}.pub").read_text())
+    host, port, user = machines.place(handle) or ("", 0, "")
+    try:
+        with World(tmp_path) as world:
+            world.cli("host", "add", "lab", f"ssh -i {identity} -p {port} {user}@{host}", "--gpu", "none", "-y")
+            (house / "thesis.txt").write_text("mine")
+            before = {path.name for path in house.iterdir()}
+            keys = (house / ".ssh" / "authorized_keys").read_text()
+            run = 'echo "on $(ls ~/thesis.txt)"; (setsid sleep 300 &) ; echo ok > "$GPUJOB_OUT/result.txt"'
+            allow = ["ttl-needs-controller"]
+            world.apply(world.spec("own", run, providers=["ssh"], artifacts=None, allow=allow))
+            job = world.wait("own")
+            assert (job.outcome, job.exit_code) == (Outcome.DONE, 0)
+            assert (world.project / "gpujob-results" / "own" / "result.txt").read_text() == "ok\n"
+            assert (house / "thesis.txt").read_text() == "mine"
+            assert (house / ".ssh" / "authorized_keys").read_text() == keys
+            assert {path.name for path in house.iterdir()} - before == {".gpujob-host"}
+            left = [line for line in world.processes().values() if "sleep 300" in line or "agent.py" in line]
+            assert left == []
+            world.cli("host", "rm", "lab")
+    finally:
+        machines.close()

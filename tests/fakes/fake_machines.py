@@ -13,6 +13,7 @@ from typing import Protocol
 from providers.base import Ask, Boot, GpuRow, GpuWish, ProviderConfig, Ref, Tag
 from providers.local import LocalProvider
 from providers.local_machine import lives
+from providers.local_machine.isolation import inside
 from providers.startup import unpacked
 
 END_S = 900.0  # a machine that a killed test leaves behind ends itself after this
@@ -104,6 +105,18 @@ class LocalMachines:
         offer = min(self.provider.offers(ask), key=lambda each: each.hourly)
         tag = Tag("fakes", f"machine-{self._made}")
         return self.provider.create(offer, tag, time.time() + END_S, Boot(hook, public_key)).ref.id
+
+    def own(self, name: str, public_key: str, gpu: str = "", count: int = 0) -> tuple[str, Path]:
+        """A machine that heeds ~/.ssh/authorized_keys as a person's own does: its handle, and its home from here."""
+        handle = self.start(name, "true", public_key, gpu, count)
+        seen, folder = self.provider.get(self._ref(handle)), self.provider.folder(self._ref(handle))
+        assert seen is not None
+        home, keys = folder / "root" / "home", folder / "etc" / "authorized_keys"
+        (home / ".ssh").mkdir(mode=0o700, exist_ok=True)
+        (home / ".ssh" / "authorized_keys").write_text(public_key)
+        keys.unlink()
+        keys.symlink_to(f"{inside(seen.raw['mode'], folder).home}/.ssh/authorized_keys")
+        return handle, home
 
     def login(self) -> str:
         """Who logs in on machines of this host, as one of them says."""

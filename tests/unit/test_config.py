@@ -79,7 +79,8 @@ owner: alice-2
 def test_every_key_is_read(home: Home) -> None:
     config = read(home, FULL)
     assert config.defaults == {"ttl": "8h", "retry": {"max": "2"}}
-    assert config.providers == {"runpod": {"regions": ["EU", "US"], "secure": "yes"}, "local": {}}
+    own = {"hosts": config.hosts}  # a machine of one's own is rented by a provider like any other
+    assert config.providers == {"runpod": {"regions": ["EU", "US"], "secure": "yes"}, "local": {}, "ssh": own}
     assert config.hosts == {"lab": {"ssh": "ssh -p 2222 root@10.0.0.5"}}
     assert config.stores == {"lab": "s3://bucket/prefix"}
     assert config.limits == Limits(Money(Decimal("20.00"), "EUR"), Money(Decimal("300.00")), None)
