@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(home: Home) -> Iterator[Finding]:
     """Every check in turn. A check that itself breaks is a finding, since a doctor must not die of the disease."""
     checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-        _python, _packages, _programs, _folders, _config, _books, _controller, _clock,
+        _python, _packages, _programs, _folders, _config, _keys, _books, _controller, _clock,
     )  # fmt: skip
     for check in checks:
         try:
@@ -164,6 +164,31 @@ def _config(home: Home) -> Iterator[Finding]:
     yield Finding("config", "ok", str(home.config_file))
     if home.config_file.stat().st_mode & 0o022:
         yield Finding("config", "warn", "others may write it", f"chmod 600 {home.config_file}")
+
+
+def _keys(home: Home) -> Iterator[Finding]:
+    """Whether each configured provider has its key; nothing is sent anywhere."""
+    from jobspecs.problems import SpecErrors
+    from orchestrator.config import load_config
+    from orchestrator.credentials import lookup
+    from providers.errors import AuthFailed
+    from providers.registry import KEYS
+
+    try:
+        configured = set(load_config(home).providers) & set(KEYS)
+    except SpecErrors:
+        return  # said by the check of the config
+    find = lookup(home)
+    for name in sorted(configured):
+        try:
+            found = bool(find(KEYS[name]))
+        except AuthFailed as error:
+            yield Finding("keys", "warn", f"{name}: {error}", "unlock the keyring")
+            continue
+        if found:
+            yield Finding("keys", "ok", f"{name}: there is one, untried")
+        else:
+            yield Finding("keys", "warn", f"{name} is configured and has no key", f"gpujob login {name}")
 
 
 def _books(home: Home) -> Iterator[Finding]:

@@ -84,3 +84,15 @@ def test_a_check_that_breaks_is_a_finding(home: Home, monkeypatch: pytest.Monkey
     monkeypatch.setattr("orchestrator.store.place.network_filesystem", broken)
     (found,) = [f for f in doctor.examine(home) if f.check == "folders"]
     assert (found.level, "no mounts" in found.text) == ("fail", True)
+
+
+def test_a_configured_provider_without_its_key_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUJOB_NO_KEYRING", "1")
+    monkeypatch.setenv("VAST_API_KEY", "a-key")
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    assert levels(home, "keys") == []
+    home.make().config_file.write_text("providers: {runpod: {}, vast: {}, local: {}}\n")
+    found = {f.text.split()[0]: (f.level, f.next) for f in doctor.examine(home) if f.check == "keys"}
+    assert found == {"runpod": ("warn", "gpujob login runpod"), "vast:": ("ok", "")}
+    home.config_file.write_text("ownr: me\n")
+    assert (levels(home, "keys"), levels(home, "config")) == ([], ["fail"])
