@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json, say, table
+from orchestrator.cli.output import money_json, print_json, say, table
 from orchestrator.home import Home
 
 SCAN_S = 10
@@ -238,7 +238,7 @@ def _list(home: Home, output: str) -> int:
 
     found = load_config(home).hosts
     if output == "json":
-        print_json([{"name": name, **block} for name, block in sorted(found.items())])
+        print_json([_document(name, block) for name, block in sorted(found.items())])
         return exits.OK
     if not found:
         print("no hosts; gpujob host add NAME 'ssh -p 12345 root@host'")
@@ -251,6 +251,23 @@ def _list(home: Home, output: str) -> int:
     ]  # fmt: skip
     print(table(("NAME", "ADDRESS", "GPU", "PRICE", "AT THE END"), rows, shrink=("AT THE END",), state=""))
     return exits.OK
+
+
+def _document(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of the config, whose values are text, as JSON has them everywhere."""
+    from decimal import Decimal
+
+    amount, _, currency = str(block.get("price") or "").partition(" ")
+    return {
+        "name": name,
+        "host": block.get("host"),
+        "port": int(block.get("port") or 22),
+        "user": block.get("user"),
+        "gpu": block.get("gpu"),
+        **{part: int(block.get(part) or 0) for part in ("count", "cpus", "memory", "disk")},
+        "price": money_json(Decimal(amount), currency or "USD") if amount else None,
+        "release": block.get("release") or "none",
+    }
 
 
 def _remove(home: Home, name: str) -> int:

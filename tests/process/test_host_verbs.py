@@ -72,7 +72,7 @@ def test_a_host_is_added_listed_used_and_removed(box: Box, home: Home, capsys: p
     capsys.readouterr()
     assert main(["host", "ls", "-o", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["release"]) == ("lab", "poweroff")
+    assert (row["name"], row["release"], row["price"], row["port"]) == ("lab", "poweroff", None, box.port)
     assert main(["offers", "--provider", "ssh", "--gpu", "RTX-4090:2"]) == 0
     assert "lab" in capsys.readouterr().out
     assert main(["host", "rm", "lab"]) == 0
