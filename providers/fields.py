@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_UP, Decimal, InvalidOperation
 from typing import Any
 
 Rows = list[Mapping[str, Any]]
@@ -79,6 +79,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After header; dates there are rare and read as None."""
     found = number(headers.get("Retry-After"))
     return float(found) if found is not None and 0 <= found <= 86_400 else None
+
+
+def per_hour(amount: Decimal) -> Decimal:
+    """A price rounded up to a hundredth of a cent: never less than what is billed, and short enough to be read."""
+    return amount.quantize(Decimal("0.0001"), ROUND_UP)
 
 
 def gigabytes(size: int, least: int) -> int:

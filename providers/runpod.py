@@ -34,7 +34,7 @@ from providers.base import (
 )
 from providers.cards import identify
 from providers.errors import AuthFailed, Invalid, NoCapacity, ProviderError, QuotaExceeded
-from providers.fields import Rows, at, epoch, gigabytes, number, rows, text, whole
+from providers.fields import Rows, at, epoch, gigabytes, number, per_hour, rows, text, whole
 from providers.naming import check_tag, ours, read_tag_text, tag_text
 from providers.rest import HOURS_PER_MONTH, Answer, Rest, SharedRead, address, api_key, pace, setting
 from providers.startup import UNPACK, container_start, packed
@@ -149,7 +149,7 @@ class RunPodProvider:
             for region in _placed(card, regions):
                 yield Offer(
                     self.name, self.account, region, f"{cloud}/{card['id']}/{count}/{disk}", False,
-                    price * count + DISK_PER_GB_MONTH * disk / HOURS_PER_MONTH, "USD",
+                    per_hour(price * count + DISK_PER_GB_MONTH * disk / HOURS_PER_MONTH), "USD",
                     gpu=row.name, gpu_count=count, vram_gb=row.vram_gb, disk=disk * 10**9,
                     pool=f"{cloud}/{card['id']}/{region}", image=ask.image or IMAGE,
                 )  # fmt: skip
@@ -171,7 +171,7 @@ class RunPodProvider:
             for region in _placed(flavour, regions):
                 yield Offer(
                     self.name, self.account, region, f"CPU/{flavour['id']}/{count}/{disk}", False,
-                    price * count + DISK_PER_GB_MONTH * disk / HOURS_PER_MONTH, "USD",
+                    per_hour(price * count + DISK_PER_GB_MONTH * disk / HOURS_PER_MONTH), "USD",
                     cpus=count, memory=memory, disk=disk * 10**9,
                     pool=f"CPU/{flavour['id']}/{region}", image=ask.image or IMAGE,
                 )  # fmt: skip

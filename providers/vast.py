@@ -46,7 +46,7 @@ from providers.errors import (
     RateLimited,
     Refused,
 )
-from providers.fields import at, gigabytes, number, rows, text, whole
+from providers.fields import at, gigabytes, number, per_hour, rows, text, whole
 from providers.naming import check_tag, ours, read_tag_text, tag_text
 from providers.rest import (
     HOURS_PER_MONTH,
@@ -208,7 +208,7 @@ class VastProvider:
         machine = whole(row.get("machine_id"))
         return Offer(
             self.name, self.account, region, f"{number_of}:{disk}:{bid if bid is not None else ''}", spot,
-            hourly, "USD", gpu=card.name, gpu_count=count, vram_gb=card.vram_gb, cpus=cpus, memory=memory,
+            per_hour(hourly), "USD", gpu=card.name, gpu_count=count, vram_gb=card.vram_gb, cpus=cpus, memory=memory,
             disk=disk * 10**9, pool=f"machine {machine or number_of}", image=ask.image or IMAGE,
             raw={"machine_id": str(machine), "place": place, "reliability": str(row.get("reliability2") or "")},
         )  # fmt: skip

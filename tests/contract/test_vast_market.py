@@ -39,7 +39,7 @@ def rent(vast: VastProvider, spot: bool = True, tag: Tag = TAG) -> Instance:
 def test_an_offer_of_a_bid_costs_what_is_bid_and_its_disk(company: FakeVast, vast: VastProvider) -> None:
     (offer,) = vast.offers(Ask(gpus=(ONE_4090,), spot=True, disk_min=100 * 10**9))
     assert offer.key == "101:100:0.150"  # the least bid of 0.12 and a quarter
-    assert offer.hourly == Decimal("0.150") + Decimal("0.15") * 100 / 730
+    assert offer.hourly == Decimal("0.1706")  # 0.15 and 100 GB at 0.15 a month, rounded up
     assert (offer.disk, offer.pool, offer.gpu) == (100 * 10**9, "machine 9101", "RTX-4090")
     made = vast.create(offer, TAG, time.time() + 900, Boot("true", PUBLIC))
     asked = company.contracts[int(made.ref.id)].asked
