@@ -41,7 +41,7 @@ log = structlog.get_logger()
 CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
 RESULTS = "gpujob-results"  # folder beside the spec; never sent up with workdir
 RUN_RECORD = "gpujob-run.json"  # what the run had and was, beside its results
-LOG_TAIL_S = 15.0  # how long the last log bytes may take after a run has ended
+LOG_TAIL_S = 15.0  # how long no byte of an ended run's log may arrive while some are still to come
 
 
 class Machines(Connections):
@@ -130,8 +130,11 @@ class Machines(Connections):
         status = self._connection(rental).agent("status", {"nonce": rental.nonce}, CALL_S)
         sizes = status.get("runs", {}).get(run.key, {}).get("logs", {})
         watch = self._watches.get(rental.id)
-        until = self._clock.awake() + LOG_TAIL_S
+        before, until = -1, 0.0
         while watch is not None and any(watch.received(run.key, s) < n for s, n in sizes.items() if isinstance(n, int)):
+            here = sum(watch.received(run.key, stage) for stage in sizes)
+            if here > before:  # a log of gigabytes takes its time
+                before, until = here, self._clock.awake() + LOG_TAIL_S
             if self._clock.awake() >= until:
                 raise WorkFailed("the last bytes of the log have not arrived yet")
             time.sleep(0.05)
