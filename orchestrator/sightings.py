@@ -47,9 +47,10 @@ class Sightings:
             self.absent_since_boot = None
             self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)
             return
-        sent = rental.create_sent_at
-        if sent is None or sent - LISTING_MAX_S < began < sent:
-            return  # it could not know; one that seems to be even earlier is of a clock that was set back since
+        if rental.create_sent_at is None or began < rental.create_sent_at:
+            set_back = rental.create_sent_at is not None and began <= rental.create_sent_at - LISTING_MAX_S
+            if not set_back:  # the clock, since then: no listing that is heard now began so long before
+                return  # it could not know
         mine = [i for i in listing.instances if _is(i, rental)]
         others = tuple(r for r in listing.others if r.tag is not None and r.tag.rental == rental.id)
         kept = _kept(mine, rental)
