@@ -67,12 +67,11 @@ def _earlier(facts: Facts, run: Assignment) -> list[Assignment]:
 def _since_progress(facts: Facts, run: Assignment, earlier: list[Assignment]) -> int:
     """How often the same class has failed already since the last new checkpoint."""
     assert run.cause is not None
-    progressed = {c.n for c in facts.checkpoints if c.task == run.task}
     count = 0
-    if run.n in progressed:
+    if resume.progressed(facts, run):
         return 0
     for a in earlier:
         count += a.cause is not None and a.cause.klass == run.cause.klass
-        if a.n in progressed:
+        if resume.progressed(facts, a):
             break
     return count

@@ -166,3 +166,13 @@ def test_what_the_machine_did_uses_up_no_retry_of_the_user() -> None:
 @pytest.mark.parametrize("cause", [NVML, DNS, BUG, HANGUP])
 def test_a_cause_survives_the_books(cause: Cause) -> None:
     assert cause_of(cause_text(cause)) == cause
+
+
+def test_the_same_step_saved_again_by_every_run_is_no_progress_for_a_cause_either() -> None:
+    first = failed(DNS, 1)
+    second = failed(DNS, 2, resume_step=5, resume_hash="h1-5")
+    again = cf.checkpoint(5, n=2)  # saved once more before it failed the same way
+    facts = cf.facts(WELL, now=LATER, assignments=(first, second), checkpoints=(cf.checkpoint(5), again))
+    assert reaction.where_again(facts, cf.POLICY, second) == "no"
+    further = replace(facts, checkpoints=(cf.checkpoint(5), cf.checkpoint(6, n=2)))
+    assert reaction.where_again(further, cf.POLICY, second) == "same"
