@@ -110,17 +110,23 @@ def take_word(loop: Loop, message: Reached | StatusSeen | Lost | EventSeen | Pro
     if job is None:
         return  # the last words of a watcher that was stopped
     seen, now = loop.observer.of(message.rental), loop.clock.utc()
+    before = seen.machine
     match message:
         case Reached(status=status):
             loop.observer.saw_light()
             seen.reached(status)
+            if before.proven and before.lost_at is not None:
+                words = f"the machine answers again after {now - before.lost_at:.0f} s"
+                loop.store.add_journal(now, "answers", words, job=job, rental=message.rental)
         case StatusSeen(status=status):
             seen.status(status)
         case Lost():
             if message.epoch_refused:
                 loop.step_aside(message.trouble)
             seen.lost(message.trouble, message.tried_s, now, message.epoch_refused)
-            if seen.machine.failures == 1:
+            if before.connected:
+                words = f"the machine does not answer: {message.trouble}; the provider is asked about it"
+                loop.store.add_journal(now, "silent", words, job=job, rental=message.rental)
                 log.info("lost", rental=message.rental, trouble=message.trouble)
         case EventSeen(event=event):
             _event(loop, job, message.rental, event)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import core_facts as cf
 import pytest
+from loop_desk import Desk
 
 from orchestrator.hearing import is_quiet, parts
 from orchestrator.messages import EventSeen, Lost, Message, Poke, ProgressSeen, Reached, StatusSeen
@@ -63,3 +65,16 @@ def test_a_failed_listing_is_unknown_to_every_rental() -> None:
 )
 def test_only_what_decides_nothing_is_quiet(message: Message, quiet: bool) -> None:
     assert is_quiet(message) is quiet
+
+
+def test_silence_and_its_end_are_told_once_each(tmp_path: Path) -> None:
+    with Desk(tmp_path) as desk:
+        desk.apply()
+        rental = desk.rent()
+        desk.turn(Reached(rental.id, {"ok": True}))
+        desk.turn(Lost(rental.id, "reset", 0.1), Lost(rental.id, "refused", 0.1), after=3.0)
+        desk.turn(Reached(rental.id, {"ok": True}), after=4.0)
+        told = [entry for entry in desk.loop.store.journal(desk.job().id) if entry.kind in ("silent", "answers")]
+    assert [(entry.kind, entry.rental) for entry in told] == [("silent", rental.id), ("answers", rental.id)]
+    assert "reset" in told[0].text
+    assert "after 4 s" in told[1].text
