@@ -98,10 +98,14 @@ class Books:
         A bad verdict stays until `accept`: the controller that finds it takes the books over with a new epoch, after
         which the comparison alone would find nothing any more.
         """
-        found = Verdict(self._kept.doubt) if self._kept.doubt else self._compare(epoch, deployment, milestones)
+        found = self.look(epoch, deployment, milestones)
         if found is not Verdict.OK and not self._kept.doubt:
             self._keep(replace(self._kept, doubt=found.value))
         return found
+
+    def look(self, epoch: int, deployment: str, milestones: int) -> Verdict:
+        """What `check` finds, for a verb that must not change anything."""
+        return Verdict(self._kept.doubt) if self._kept.doubt else self._compare(epoch, deployment, milestones)
 
     def _compare(self, epoch: int, deployment: str, milestones: int) -> Verdict:
         kept = self._kept

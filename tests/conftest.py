@@ -6,12 +6,17 @@ connect, bind or resolve fails at once with the reason. AF_UNIX stays allowed: i
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A shell that starts the tests in the background leaves SIGINT ignored, and every child would inherit that: Ctrl-C,
+# which some tests are about, would then do nothing. A handler of ours is reset to the default in children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 UNIT_TESTS = Path(__file__).parent / "unit"
 

@@ -92,17 +92,17 @@ def account_of(home: Home) -> Account:
 
     books = Books(home) if home.deployment_file.exists() else None
     rows: dict[str, Rental] = {}
-    epoch, deployment, trouble = 0, "", ""
+    epoch, deployment, milestones, trouble = 0, "", 0, ""
     if home.database.exists():
         try:
             with Store.open_reader(home) as store:
-                epoch, deployment = store.stored_epoch(), store.deployment()
+                epoch, deployment, milestones = store.stored_epoch(), store.deployment(), store.milestones()
                 rows = {row.id: row for row in store.all_rentals()}
         except StoreError as error:
             trouble = str(error)
     if books is None:
         return Account(deployment, Verdict.LOST if trouble else Verdict.OK, rows, trouble)
-    verdict = Verdict.LOST if trouble else books.check(epoch, deployment, len(rows))
+    verdict = Verdict.LOST if trouble else books.look(epoch, deployment, milestones)
     return Account(books.deployment, verdict, rows, trouble)
 
 

@@ -12,6 +12,7 @@ from store_rows import add, home_in, rent, writer_in
 
 from orchestrator import actions
 from orchestrator.books import Books, BooksBroken, Verdict
+from orchestrator.cli import audit
 from orchestrator.model import Outcome, Reason
 from orchestrator.store import Store
 
@@ -164,3 +165,28 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, text: str) -> N
         Books(home)
     assert str(home.deployment_file) in str(caught.value)
     assert home.deployment_file.read_text() == text
+
+
+def test_a_look_changes_nothing(tmp_path: Path) -> None:
+    controller(tmp_path, 2000).close()
+    file = home_in(tmp_path).deployment_file
+    before = file.read_text()
+    books = Books(home_in(tmp_path))
+    assert books.look(1000, books.deployment, 0) is Verdict.BEHIND
+    assert file.read_text() == before
+
+
+def test_an_audit_of_healthy_books_finds_them_healthy_and_changes_nothing(tmp_path: Path) -> None:
+    with controller(tmp_path, 1000) as store:  # a rental gone and a job over: more milestones than rentals
+        job = add(store)
+        rental = rent(store, job, made=False)
+        over = [
+            actions.SetOutcome(Outcome.CANCELLED, Reason.CANCELLED),
+            actions.StoreGone(rental.id),
+            actions.FinishJob(),
+        ]
+        store.apply(job, over, 60.0)
+    file = home_in(tmp_path).deployment_file
+    before = file.read_text()
+    assert audit.account_of(home_in(tmp_path)).verdict is Verdict.OK
+    assert file.read_text() == before
