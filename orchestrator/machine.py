@@ -295,7 +295,8 @@ class Machines(Connections):
         discard(self._home, job.id, run.task, run.n)
         words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]
         words += [*found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
-        return {"environment": record, "folder": str(published.path), "rate": rate, "words": words}
+        moved = [(str(dest), str(aside)) for dest, aside in published.moved]
+        return {"environment": record, "folder": str(published.path), "rate": rate, "words": words, "moved": moved}
 
     def _record(self, context: Context, connection: ssh.Connection) -> dict[str, Any]:
         """What the run had and was: kept with the job and beside its results."""

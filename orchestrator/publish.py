@@ -131,6 +131,12 @@ def _text(path: Path) -> str:
         return ""
 
 
+def owner_of(folder: Path) -> str:
+    """The job whose results a folder holds; empty where we published none."""
+    found = _label(folder / PUBLISHED)
+    return found[0] if found else ""
+
+
 def _label(path: Path) -> tuple[str, str] | None:
     """Job and task that published a folder, None when it was not us."""
     try:

@@ -200,3 +200,5 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
                 loop.store.results_done(job, action.task, action.n, data["folder"], receipt.at)
                 for words in data["words"]:
                     loop.store.add_journal(receipt.at, "results", words, job=job, rental=action.rental)
+                for folder, aside in data.get("moved", ()):
+                    loop.store.results_moved(job, folder, aside)

@@ -20,6 +20,7 @@ from orchestrator.doubt import DOUBTS
 from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
 from orchestrator.records import keep_job
 from orchestrator.secrets import forget
+from orchestrator.snapshot import same_files
 from orchestrator.store import Fenced, StoreBroken, StoreBusy, StoreError, StoreFull
 from orchestrator.store.rows import Request
 from orchestrator.successor import deadline, end_for
@@ -170,7 +171,7 @@ def _apply_to_live(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[
         old.outcome is None
         and old.cancel_at is None
         and old.spec_hash == wish["spec_hash"]
-        and old.snapshot == wish["snapshot"]
+        and _same_files(loop, old, wish)
     ):
         return {"ok": True, "id": old.id, "name": old.name, "run": old.run, "unchanged": True}
     if mode == "replace":
@@ -184,12 +185,17 @@ def _apply_to_live(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[
     return {"ok": True, "id": old.id, "name": old.name, "run": old.run, "unchanged": False, "edited": edited}
 
 
+def _same_files(loop: Loop, old: Job, wish: Mapping[str, Any]) -> bool:
+    """The workdir as it was; the spec file itself, where it lies in there, is compared as a spec."""
+    return same_files(loop.home, old.snapshot, str(wish.get("snapshot") or ""), str(wish.get("spec_file") or ""))
+
+
 def _live_edit(loop: Loop, old: Job, wish: Mapping[str, Any]) -> list[str]:
     """Apply a change of live keys only; anything else needs `--replace`."""
     from jobspecs.schema import from_document, live_changes
 
     applicable, needs_replace = live_changes(from_document(old.spec), from_document(wish["spec"]))
-    if old.snapshot != wish["snapshot"]:
+    if not _same_files(loop, old, wish):
         needs_replace = [*needs_replace, "workdir (its files changed)"]
     if needs_replace:
         what = ", ".join(needs_replace)
@@ -219,7 +225,7 @@ def _replace(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[str, A
 
 def _finished_answer(loop: Loop, old: Job, wish: Mapping[str, Any]) -> Answer:
     """The last run is over: its result, an offer to resume, or None for a new run."""
-    same = old.spec_hash == wish["spec_hash"] and old.snapshot == wish["snapshot"]
+    same = old.spec_hash == wish["spec_hash"] and _same_files(loop, old, wish)
     found = {"id": old.id, "name": old.name, "run": old.run, "unchanged": True}
     if same and old.outcome is Outcome.DONE:
         return {"ok": True, "finished": True, "outcome": old.outcome, "results": old.results_dir, **found}

@@ -128,6 +128,19 @@ def load(home: Home, digest: str) -> tuple[Entry, ...]:
     return tuple(Entry(**entry) for entry in json.loads(text)["entries"])
 
 
+def same_files(home: Home, one: str, other: str, but: str = "") -> bool:
+    """Whether two stored snapshots hold the same files, `but` (a path in them) left out: a spec that lies in its own
+    workdir is compared as a spec.
+    """
+    if one == other or not one or not other:
+        return one == other
+    try:
+        first, second = ([e for e in load(home, digest) if e.path != but] for digest in (one, other))
+    except SnapshotError:
+        return False
+    return first == second
+
+
 def materialize(home: Home, digest: str, dest: Path) -> Path:
     """Rebuild the folder at `dest`, whole or not at all; an existing one is taken as it is."""
     if dest.exists():

@@ -194,6 +194,7 @@ def job_document(prepared: Prepared, owner: str, spool: str) -> dict[str, Any]:
         "spec": dict(prepared.document),
         "spec_hash": prepared.spec_hash,
         "snapshot": prepared.snapshot.hash if prepared.snapshot else "",
+        "spec_file": prepared.spec_file,
         "commit": prepared.snapshot.commit if prepared.snapshot else "",
         "base_dir": str(prepared.loaded.base_dir),
         "owner": owner,

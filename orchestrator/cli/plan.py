@@ -49,6 +49,16 @@ class Prepared:
         """The spec itself."""
         return self.loaded.spec
 
+    @property
+    def spec_file(self) -> str:
+        """The spec file's path within its own workdir; empty where it lies elsewhere or came from stdin."""
+        workdir, file = self.spec.workdir, Path(self.loaded.located.filename)
+        if not isinstance(workdir, str) or not file.is_file():
+            return ""
+        folder = (self.loaded.base_dir / Path(workdir).expanduser()).resolve()
+        full = file.resolve()
+        return full.relative_to(folder).as_posix() if full.is_relative_to(folder) else ""
+
 
 def _add(parser: argparse.ArgumentParser) -> None:
     specs.add_files(parser)

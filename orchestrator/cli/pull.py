@@ -72,7 +72,10 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 def _from_results(home: Home, view: View, glob: str, dest: Path) -> None:
     """From the published results, or what had arrived of a run that is over."""
     run = view.current
-    places = [Path(view.job.results_dir)] if view.job.results_dir else []
+    from orchestrator.publish import owner_of
+
+    published = Path(view.job.results_dir or ".")
+    places = [published] if view.job.results_dir and owner_of(published) in ("", view.job.id) else []
     if run is not None:
         places.append(home.results(view.job.id, run.task, run.n))
     source = next((place for place in places if place.is_dir()), None)

@@ -41,6 +41,7 @@ def standing_of(home: Home, prepared: Prepared) -> Standing:
     if not home.database.exists():
         return Standing(None, False)
     from orchestrator.cli.reading import reader
+    from orchestrator.snapshot import same_files
     from orchestrator.store import NoSuchJob
 
     with reader(home) as store:
@@ -51,7 +52,8 @@ def standing_of(home: Home, prepared: Prepared) -> Standing:
     if job.name != prepared.spec.name:  # NAME.2 found a run of NAME
         return Standing(None, False)
     shot = prepared.snapshot.hash if prepared.snapshot else ""
-    return Standing(job, job.spec_hash == prepared.spec_hash and job.snapshot == shot)
+    files = same_files(home, job.snapshot, shot, prepared.spec_file)
+    return Standing(job, job.spec_hash == prepared.spec_hash and files)
 
 
 def needs_money(standing: Standing, replace: bool, again: bool) -> bool:

@@ -96,6 +96,11 @@ WHERE id = :job AND terminal_at IS NULL AND cancel_at IS NULL AND outcome = 'fai
 -- name: reopen_tasks
 UPDATE tasks SET outcome = NULL WHERE job = :job;
 
+-- Only a run that had results there: another one's folder was never written.
+-- name: move_results
+UPDATE jobs SET results_dir = :aside WHERE results_dir = :folder AND id <> :job
+    AND EXISTS (SELECT 1 FROM assignments a WHERE a.job = jobs.id AND a.results_at IS NOT NULL);
+
 -- name: set_results_dir
 UPDATE jobs SET results_dir = :folder WHERE id = :job;
 

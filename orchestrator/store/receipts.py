@@ -77,6 +77,11 @@ class Receipts(Decisions):
             if folder:
                 self._run("set_results_dir", job=job, folder=folder)
 
+    def results_moved(self, job: str, folder: str, aside: str) -> None:
+        """Results of earlier runs that lay in `folder` were moved `aside` to make room for those of `job`."""
+        with self.transaction():
+            self._run("move_results", job=job, folder=folder, aside=aside)
+
     def last_step(self, job: str, task: str, n: int, step: int) -> None:
         """The newest step that is durable from this run; never goes back."""
         with self.transaction():

@@ -16,6 +16,7 @@ from orchestrator import actions as act
 from orchestrator import requests
 from orchestrator.model import Outcome, Reason
 from orchestrator.secrets import keep
+from orchestrator.snapshot import take
 from orchestrator.store import StoreFull
 
 
@@ -53,6 +54,26 @@ def test_live_keys_are_edited_and_others_need_replace(desk: Desk) -> None:
     files = desk.apply(spec={"ttl": "20h", "labels": {"team": "x"}}, snapshot="s2")
     assert files is not None
     assert "workdir (its files changed)" in files["error"]
+
+
+def test_a_spec_that_lies_in_its_own_workdir_is_compared_as_a_spec(desk: Desk, tmp_path: Path) -> None:
+    def frozen(text: str, code: str) -> str:
+        folder = tmp_path / "w"
+        folder.mkdir(exist_ok=True)
+        (folder / "job.yaml").write_text(text)
+        (folder / "train.py").write_text(code)
+        return take(folder, desk.home).hash
+
+    desk.apply(snapshot=frozen("ttl: 12h", "1"), spec_file="job.yaml")
+    comment = desk.apply(snapshot=frozen("ttl: 12h # a word", "1"), spec_file="job.yaml")
+    assert comment is not None
+    assert comment["unchanged"] is True
+    edited = desk.apply(spec={"ttl": "20h"}, snapshot=frozen("ttl: 20h", "1"), spec_file="job.yaml")
+    assert edited is not None
+    assert edited["edited"] == ["ttl"]
+    code = desk.apply(spec={"ttl": "20h"}, snapshot=frozen("ttl: 20h", "2"), spec_file="job.yaml")
+    assert code is not None
+    assert "its files changed" in code["error"]
 
 
 def test_replace_ends_the_old_run_first_and_is_answered_then(desk: Desk) -> None:
