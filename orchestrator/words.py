@@ -1,4 +1,4 @@
-"""What people read about a job: one of ten states, a reason of the closed list, `attempt n/N`, and what happens next.
+"""What people read about a job: one of ten states, a reason of the closed list, `attempt n`, and what happens next.
 
 Rules: pure; derived from stored rows at a given time, never stored and never resumed from. A terminal word (DONE,
 FAILED, CANCELLED) appears only once nothing bills; before that the state is RELEASING, with the outcome as its
@@ -52,9 +52,9 @@ class Picture:
     wait_since: float | None = None
     held_until: float | None = None
     terminal_at: float | None = None
-    attempts: int = 0
+    attempts: int = 0  # number of the newest run of the present wish; machines that were made while there is none
     granted: int = 0  # relaunches after failures that the spec allows
-    lost: int = 0  # attempts that ended without being the job's own failure
+    lost: int = 0  # machines that ended without being the job's own failure
     rental: str = ""  # the newest machine; empty when none was asked for yet
     provider: str = ""
     phase: RentalPhase | None = None
@@ -84,12 +84,14 @@ class Words:
     next: str = ""  # what happens next
     next_at: float | None = None  # and when, where that is known
     attempt: int = 0
-    attempts_max: int = 0
+    attempts_max: int | None = None  # None: nobody knows, since a lost machine is replaced without being counted
 
     @property
     def attempt_text(self) -> str:
-        """`2/2`; `-` before the first."""
-        return f"{self.attempt}/{self.attempts_max}" if self.attempt else "-"
+        """`2/3`; `2` where the total is not known; `-` before the first."""
+        if not self.attempt:
+            return "-"
+        return f"{self.attempt}/{self.attempts_max}" if self.attempts_max is not None else str(self.attempt)
 
 
 def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], stage: str) -> Picture:
@@ -109,9 +111,12 @@ def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], 
         wait_since=job.wait_since,
         held_until=job.held_until,
         terminal_at=job.terminal_at,
-        attempts=max((each.attempt for each in rentals), default=0),
+        attempts=attempt_shown(
+            max((each.n for each in runs), default=0) - job.replaced_n,
+            sum(each.provider_id is not None for each in rentals),
+        ),
         granted=int(retry.get("max", 0)) if isinstance(retry, dict) else 0,
-        lost=sum(not_counted(each) for each in rentals),
+        lost=sum(each.reason in DISRUPTIONS or each.interrupted_at is not None for each in rentals),
         rental=rental.id if rental else "",
         provider=rental.offer.provider if rental else "",
         phase=rental.phase if rental else None,
@@ -132,11 +137,18 @@ def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], 
     )
 
 
-def not_counted(rental: Rental) -> bool:
-    """Whether its attempt ended by no fault of the job: lost, or never made. Such an attempt adds one to N."""
-    if rental.reason in DISRUPTIONS or rental.interrupted_at is not None:
-        return True
-    return rental.phase is RentalPhase.GONE and rental.provider_id is None
+def attempt_shown(runs: int, made: int) -> int:
+    """The attempt people read, from the runs of the present wish and the machines that were really made.
+
+    It is `GPUJOB_ATTEMPT` of the newest run once there is one: several runs may share a machine.
+    """
+    return runs if runs > 0 else made
+
+
+def _total(picture: Picture) -> int | None:
+    """How many attempts there can be; None without retries, and once the count was passed by what is not the job's."""
+    total = 1 + picture.granted
+    return total if picture.granted and not picture.lost and picture.attempts <= total else None
 
 
 def words_of(picture: Picture, now: float) -> Words:
@@ -149,7 +161,7 @@ def words_of(picture: Picture, now: float) -> Words:
         next=next,
         next_at=at,
         attempt=picture.attempts,
-        attempts_max=max(picture.attempts, 1 + picture.granted + picture.lost),
+        attempts_max=_total(picture),
     )
 
 

@@ -28,7 +28,7 @@ from orchestrator.model import (
     SignalWhy,
     Task,
 )
-from orchestrator.words import Picture, Words, picture_of, words_of
+from orchestrator.words import Picture, Words, attempt_shown, picture_of, words_of
 
 if TYPE_CHECKING:
     from orchestrator.home import Home
@@ -157,7 +157,7 @@ def picture_of_summary(line: Summary) -> Picture:
         wait_since=line.wait_since,
         held_until=line.held_until,
         terminal_at=line.terminal_at,
-        attempts=line.attempts,
+        attempts=attempt_shown((line.n or 0) - line.replaced_n, line.made),
         granted=line.granted,
         lost=line.lost,
         rental=line.rental,

@@ -111,14 +111,14 @@ SELECT id FROM rentals WHERE job = :job AND phase <> 'gone' ORDER BY id;
 -- name: summaries
 SELECT j.id, j.name, j.run, j.outcome, j.reason, j.detail, j.exit_code, j.created_at, j.cancel_at, j.wait_since,
        j.held_until, j.terminal_at, j.currency AS job_currency,
-       (SELECT count(*) FROM attempts a WHERE a.job = j.id) AS attempts,
+       (SELECT count(*) FROM attempts a WHERE a.job = j.id) AS attempts, j.replaced_n,
+       (SELECT count(*) FROM rentals m WHERE m.job = j.id AND m.provider_id IS NOT NULL) AS made,
        r.id AS rental, r.provider, r.region, r.phase, r."end", r.ready_at, r.reason AS rental_reason, r.offer,
        s.task, s.n, s.ordered_at, s."exit", json_extract(s."exit", '$.signalled') AS signalled,
        p.at AS progress_at, p.step, p.total, p.phase AS progress_phase,
        json_extract(j.spec, '$.retry.max') AS granted, r.interrupted_at, r.quiesced_at,
        (SELECT count(*) FROM rentals o WHERE o.job = j.id AND (o.interrupted_at IS NOT NULL
-        OR o.reason IN ('interrupted', 'unreachable', 'bad-host', 'duplicate')
-        OR (o.phase = 'gone' AND o.provider_id IS NULL))) AS lost
+        OR o.reason IN ('interrupted', 'unreachable', 'bad-host', 'duplicate'))) AS lost
 FROM jobs j
 LEFT JOIN rentals r ON r.id = (SELECT id FROM rentals WHERE job = j.id ORDER BY attempt DESC LIMIT 1)
 LEFT JOIN assignments s ON s.job = j.id

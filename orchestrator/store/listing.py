@@ -35,9 +35,11 @@ class Summary:
     wait_since: float | None
     held_until: float | None
     terminal_at: float | None
-    attempts: int
+    attempts: int  # machines that were asked for
+    made: int  # machines that were really made
+    replaced_n: int  # runs up to this number belong to an earlier wish
     granted: int  # relaunches after failures that the spec allows
-    lost: int  # attempts that ended without being the job's own failure
+    lost: int  # machines that ended without being the job's own failure
     open_rentals: int  # how many may still bill
     rental: str
     provider: str
@@ -165,6 +167,8 @@ def _summary(
         held_until=row["held_until"],
         terminal_at=row["terminal_at"],
         attempts=row["attempts"],
+        made=row["made"],
+        replaced_n=row["replaced_n"],
         granted=int(row["granted"] or 0),
         lost=row["lost"],
         open_rentals=open_rentals,

@@ -173,7 +173,7 @@ def test_the_closing_words(home: Home, store: Store) -> None:
     books.finish(second)
     text = "\n".join(phases.summary_lines(home, open_view(home, "digits")))
     assert text.startswith("digits: DONE\n")
-    assert "attempts  2/2: RTX-4090 (stand-in) spot at local, interrupted, RTX-4090 (stand-in) on-demand" in text
+    assert "attempts  2: RTX-4090 (stand-in) spot at local, interrupted, RTX-4090 (stand-in) on-demand" in text
     assert "50 done again after losses" in text
     assert "money     0.15 (play)" in text
     assert "results   /base/gpujob-results/digits" in text

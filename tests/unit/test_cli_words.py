@@ -56,7 +56,7 @@ def test_the_way_of_a_job_that_goes_well(store: Store) -> None:
     store.progress_seen(books.id, "t0", 1, books.now, phase="run")
     assert words(books).state is State.RUNNING
     assert words(books).next_at == store.rental(rental).end
-    assert words(books).attempt_text == "1/1"
+    assert words(books).attempt_text == "1"
     books.exit()
     assert words(books).state is State.FINALIZING
     books.decide(Outcome.DONE, Reason.DONE)
@@ -79,13 +79,13 @@ def test_a_lost_machine_is_recovering_and_adds_an_attempt(store: Store) -> None:
     from orchestrator import actions
 
     books.apply(actions.StoreQuiesced(first), actions.StoreGone(first))
-    assert words(books).attempt_text == "1/2"
+    assert words(books).attempt_text == "1"
     second = books.rent(ready=False)
     assert words(books).state is State.RECOVERING
     books.apply(actions.StoreReady(second))
     books.run(second, n=2, resume="step_300.npz")
     assert words(books).state is State.RUNNING
-    assert words(books).attempt_text == "2/2"
+    assert words(books).attempt_text == "2"
 
 
 def test_an_exit_after_our_signal_for_an_interruption_is_no_end_of_the_job(store: Store) -> None:
@@ -97,8 +97,30 @@ def test_an_exit_after_our_signal_for_an_interruption_is_no_end_of_the_job(store
 
 def test_retries_that_the_spec_grants_are_in_the_count(store: Store) -> None:
     books = Books(store, retry={"max": 2})
-    books.run(books.rent())
+    rental = books.rent()
+    books.run(rental)
     assert words(books).attempt_text == "1/3"
+    for n in (2, 3):
+        books.exit(n=n - 1, rc=75)
+        store.closed(books.id, "t0", n - 1, books.now)
+        books.run(rental, n=n)
+    assert words(books).attempt_text == "3/3"
+
+
+def test_a_reclaim_takes_no_retry_so_the_total_is_not_known(store: Store) -> None:
+    books = Books(store, retry={"max": 2})
+    first = books.rent()
+    books.run(first)
+    books.lose(first)
+    books.run(books.rent(), n=2)
+    assert words(books).attempt_text == "2"
+
+
+def test_machines_that_were_made_count_while_nothing_ran(store: Store) -> None:
+    books = Books(store, retry={"max": 1})
+    assert words(books).attempts_max == 2
+    books.rent()
+    assert words(books).attempt_text == "1/2"
 
 
 def test_the_outcome_is_terminal_only_once_nothing_bills(store: Store) -> None:
@@ -154,6 +176,7 @@ def test_a_refused_create_is_not_the_jobs_fault(store: Store) -> None:
     books.apply(actions.StoreGone(rental.id, never_made=True))
     said = words(books)
     assert said.state is State.PENDING
+    assert said.attempt_text == "-"
     books.run(books.rent())
-    assert words(books).attempt_text == "2/2"
+    assert words(books).attempt_text == "1"
     assert words(books).state is State.RUNNING
