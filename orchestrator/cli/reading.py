@@ -111,10 +111,16 @@ def is_play(rental: Rental) -> bool:
 
 @contextmanager
 def reader(home: Home) -> Iterator[Store]:
-    """An open reader of the books."""
-    from orchestrator.store import Store
+    """An open reader of the books; those of an older version are first migrated by a controller of this one."""
+    from orchestrator.store import Store, StoreTooOld
 
-    store = Store.open_reader(home)
+    try:
+        store = Store.open_reader(home)
+    except StoreTooOld:
+        from orchestrator.cli.client import ensure_controller
+
+        ensure_controller(home)
+        store = Store.open_reader(home)
     with store:
         yield store
 

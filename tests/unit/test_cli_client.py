@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from cli_controller import ScriptedController
 from orchestrator.cli import client, main
 from orchestrator.cli.exits import CliError
 from orchestrator.home import Home
+from orchestrator.store import Store, schema
+from orchestrator.store.schema import MIGRATIONS
 from orchestrator.version import older
 
 
@@ -202,6 +205,38 @@ def test_a_controller_that_has_stepped_aside_is_named(
     monkeypatch.setattr(client, "request", lambda *_: {"ok": True, "pid": 7, "stepped_aside": True})
     assert main.main(["controller", "status"]) == 0
     assert "it has stepped aside: a newer controller has these machines" in capsys.readouterr().out
+
+
+def test_books_of_an_older_version_are_migrated_by_a_controller_and_read(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = tmp_path / "migrations"
+    first.mkdir()
+    shutil.copy(MIGRATIONS / "0001_init.sql", first)
+    Store.open_writer(home, 5, deployment="d3p1oy", network=lambda _: None, migrations=first).close()
+    started = []
+
+    def start(of: Home) -> None:
+        started.append(of.state)
+        writer(of).close()
+
+    monkeypatch.setattr(client, "ensure_controller", start)
+    assert main.main(["ps"]) == 0
+    assert "no jobs" in capsys.readouterr().out
+    assert main.main(["ps"]) == 0
+    assert started == [home.state]
+
+
+def test_a_live_controller_that_did_not_migrate_is_not_asked_again_and_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer(home).close()
+    monkeypatch.setattr(schema, "newest_version", lambda *_: 99)
+    started: list[Home] = []
+    monkeypatch.setattr(client, "ensure_controller", started.append)
+    assert main.main(["ps"]) == 2
+    assert len(started) == 1
+    assert "gpujob controller stop" in capsys.readouterr().err
 
 
 def test_counts_of_what_is_open(home: Home) -> None:
