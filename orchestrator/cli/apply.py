@@ -21,7 +21,7 @@ from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.handover import handed_over, values_of
 from orchestrator.cli.output import money, money_json, print_json, say
-from orchestrator.cli.standing import Standing, needs_money, refuse, standing_of, thrown_away
+from orchestrator.cli.standing import Standing, may_rent, needs_money, refuse, standing_of, thrown_away
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -64,14 +64,15 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(home)
     loaded = plan.load_specs(args, config)
     _refuse_short_lived(args.follow)
-    _ask_possible(args)
-    if write_defaults(home):
-        say(f"wrote the default limits to {home.config_file}")
     max_cost = _max_cost(args.max_cost)
     if args.yes:
         client.start_early(home)
     prepared = [plan.prepare(home, config, each) for each in loaded]
     standings = [standing_of(home, each) for each in prepared]
+    if any(may_rent(each, args.replace is not None, args.again) for each in standings):
+        _ask_possible(args)
+    if write_defaults(home):
+        say(f"wrote the default limits to {home.config_file}")
     for each, standing in zip(prepared, standings, strict=True):
         if needs_money(standing, args.replace is not None, args.again):
             refuse(home, config, each, max_cost)
@@ -139,7 +140,7 @@ def _confirm(args: argparse.Namespace, prepared: list[Prepared], standings: list
     spending = [
         (each, standing)
         for each, standing in zip(prepared, standings, strict=True)
-        if needs_money(standing, args.replace is not None, args.again)
+        if may_rent(standing, args.replace is not None, args.again)
     ]  # fmt: skip
     for each, standing in spending:
         if not args.yes:

@@ -66,6 +66,11 @@ def needs_money(standing: Standing, replace: bool, again: bool) -> bool:
     return not (standing.live or (done and not again))
 
 
+def may_rent(standing: Standing, replace: bool, again: bool) -> bool:
+    """Whether this call has to be agreed to: a live job is only edited, or the controller refuses, unless replaced."""
+    return needs_money(standing, replace, again) and (replace or not standing.live)
+
+
 def refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> None:
     """What would only be found out after the question: no card that holds the model, no price, nothing that stops the
     bill, limits.

@@ -252,9 +252,28 @@ def test_the_same_spec_of_a_live_job_needs_no_question(home: Home, spec: Path, r
     answer = {"ok": True, "id": books.id, "name": "digits", "run": 1, "unchanged": True}
     with ScriptedController(home, {"apply": lambda args: answer}):
         code, out, err = run("apply", "-y", "-o", "table", spec)
+        bare = run("apply", spec)
     assert code == 0
     assert "digits.1 unchanged" in out
     assert "at most" not in err
+    assert (bare[0], bare[1]) == (0, out)
+    assert "worst case" not in bare[2]
+
+
+def test_a_changed_spec_of_a_live_job_needs_no_question_but_its_replacement_does(
+    home: Home, spec: Path, run: Run
+) -> None:
+    with writer(home) as store:
+        books = Books(store, "digits")
+    answer = {"ok": True, "id": books.id, "name": "digits", "run": 1, "unchanged": False, "edited": ["ttl"]}
+    with ScriptedController(home, {"apply": lambda args: answer}) as controller:
+        code, out, err = run("apply", spec)
+        assert (code, len(controller.asked)) == (0, 1)
+        assert "digits.1 changed: ttl" in out
+        assert "Proceed?" not in err
+        code, _, err = run("apply", "--replace", spec)
+        assert (code, len(controller.asked)) == (2, 1)
+        assert "-y was not given" in err
 
 
 def test_replace_says_what_is_thrown_away(home: Home, spec: Path, run: Run) -> None:
