@@ -25,7 +25,7 @@ name: my-job                 # the same name is the same job
 gpu: RTX-4090                # or A100-80GB:2, ">=24GB", a list of which any will do, none for a CPU
 workdir: .                   # this folder, sent as it is at apply
 run: |
-  python train.py
+  python3 train.py
 
 # What else is often said:
 # setup: pip install -r requirements.txt      # on every fresh machine

@@ -214,6 +214,8 @@ def test_init_writes_a_valid_spec_and_never_over_a_file(
     assert main.main(["init"]) == 0
     text = (folder / "gpujob.yaml").read_text()
     assert "name: my-net " in text
+    assert "\n  python3 train.py\n" in text
+    assert text.endswith("./results\n")
     (folder / "train.py").write_text("")
     assert main.main(["validate", "gpujob.yaml"]) == 0
     assert main.main(["init"]) == 2
