@@ -36,6 +36,8 @@ _OUTCOME_STATE = {
     Outcome.FAILED: State.FAILED,
     Outcome.CANCELLED: State.CANCELLED,
 }
+#: Only another spec, other code or other data helps.
+_TO_MEND = frozenset({Reason.FAILED, Reason.CONFIG, Reason.DATA})
 _STAGE_WORDS = {"setup": "setup", "smoke": "the smoke test"}
 
 
@@ -71,6 +73,7 @@ class Picture:
     run_ended: bool = False
     run_interrupted: bool = False  # it ended by our signal for an interruption, so the job is not done
     resume_name: str = ""
+    checkpointed: bool = False  # there is something durable to go on from
     stage: str = ""  # setup, smoke, run, or empty when it was not seen yet
 
 
@@ -94,8 +97,12 @@ class Words:
         return f"{self.attempt}/{self.attempts_max}" if self.attempts_max is not None else str(self.attempt)
 
 
-def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], stage: str) -> Picture:
-    """The picture of one job from its rows: its rentals, oldest first, its runs, and the newest run's stage as seen."""
+def picture_of(
+    job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], stage: str, checkpointed: bool = False
+) -> Picture:
+    """The picture of one job from its rows: its rentals, oldest first, its runs, the newest run's stage as seen, and
+    whether a checkpoint of it is durable.
+    """
     rental = rentals[-1] if rentals else None
     run = max(runs, key=lambda each: (each.committed_at, each.n), default=None)
     if run is not None and (rental is None or run.rental != rental.id or run.n <= job.replaced_n):
@@ -133,6 +140,7 @@ def picture_of(job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], 
         run_ended=run is not None and run.exit is not None,
         run_interrupted=bool(run and run.exit and run.exit.signalled is SignalWhy.INTERRUPTION),
         resume_name=run.resume_name if run is not None else "",
+        checkpointed=checkpointed or any(each.resume_name for each in runs),
         stage=stage,
     )
 
@@ -189,6 +197,8 @@ def _ended(p: Picture) -> _Said:
     next = "nothing is billing"
     if outcome is Outcome.DONE:
         next += "; `gpujob apply --again` runs it anew"
+    elif outcome is Outcome.FAILED and p.reason in _TO_MEND and not p.checkpointed:
+        next += "; mend it, then `gpujob apply`"
     else:
         next += f"; `gpujob resume {p.name}` goes on from the newest checkpoint"
     return _OUTCOME_STATE[outcome], reason, p.detail, next, None

@@ -76,7 +76,7 @@ class View:
     def words(self) -> Words:
         """State, reason and what happens next."""
         stage = self.current_progress.phase if self.current_progress else ""
-        return words_of(picture_of(self.job, self.rentals, self.runs, stage), self.now)
+        return words_of(picture_of(self.job, self.rentals, self.runs, stage, bool(self.checkpoints)), self.now)
 
     @property
     def play(self) -> bool:
@@ -178,6 +178,7 @@ def picture_of_summary(line: Summary) -> Picture:
         run_ordered=line.ordered_at is not None,
         run_ended=line.exited,
         run_interrupted=line.signalled == SignalWhy.INTERRUPTION,
+        checkpointed=line.checkpointed,
         stage=line.progress_phase,
     )
 

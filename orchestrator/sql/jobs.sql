@@ -112,6 +112,8 @@ SELECT id FROM rentals WHERE job = :job AND phase <> 'gone' ORDER BY id;
 SELECT j.id, j.name, j.run, j.outcome, j.reason, j.detail, j.exit_code, j.created_at, j.cancel_at, j.wait_since,
        j.held_until, j.terminal_at, j.currency AS job_currency,
        (SELECT count(*) FROM attempts a WHERE a.job = j.id) AS attempts, j.replaced_n,
+       (EXISTS (SELECT 1 FROM checkpoints c WHERE c.job = j.id)
+        OR EXISTS (SELECT 1 FROM assignments b WHERE b.job = j.id AND b.resume_name <> '')) AS checkpointed,
        (SELECT count(*) FROM rentals m WHERE m.job = j.id AND m.provider_id IS NOT NULL) AS made,
        r.id AS rental, r.provider, r.region, r.phase, r."end", r.ready_at, r.reason AS rental_reason, r.offer,
        s.task, s.n, s.ordered_at, s."exit", json_extract(s."exit", '$.signalled') AS signalled,

@@ -40,6 +40,7 @@ class Summary:
     replaced_n: int  # runs up to this number belong to an earlier wish
     granted: int  # relaunches after failures that the spec allows
     lost: int  # machines that ended without being the job's own failure
+    checkpointed: bool  # there is something durable to go on from
     open_rentals: int  # how many may still bill
     rental: str
     provider: str
@@ -171,6 +172,7 @@ def _summary(
         replaced_n=row["replaced_n"],
         granted=int(row["granted"] or 0),
         lost=row["lost"],
+        checkpointed=bool(row["checkpointed"]),
         open_rentals=open_rentals,
         rental=row["rental"] or "",
         provider=row["provider"] or "",

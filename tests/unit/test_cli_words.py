@@ -9,9 +9,9 @@ import pytest
 from cli_books import Books, home_at, writer
 
 from orchestrator.cli.reading import picture_of_summary
-from orchestrator.model import Outcome, Reason, SignalWhy
+from orchestrator.model import CheckpointRow, Outcome, Reason, SignalWhy
 from orchestrator.store import Store
-from orchestrator.words import State, Words, picture_of, words_of
+from orchestrator.words import TERMINAL, State, Words, picture_of, words_of
 
 
 @pytest.fixture
@@ -24,11 +24,13 @@ def words(books: Books) -> Words:
     """The words of describe, after checking that ps says the same state and reason."""
     store, now = books.store, books.now
     job, rentals, runs = store.job(books.id), store.rentals(books.id), store.assignments(books.id)
-    progress = store.progress(books.id)
-    said = words_of(picture_of(job, rentals, runs, progress[-1].phase if progress else ""), now)
+    progress, kept = store.progress(books.id), bool(store.checkpoints(books.id))
+    said = words_of(picture_of(job, rentals, runs, progress[-1].phase if progress else "", kept), now)
     line = next(line for line in store.summaries(now=now) if line.id == books.id)
     listed = words_of(picture_of_summary(line), now)
     assert (listed.state, listed.reason, listed.attempt_text) == (said.state, said.reason, said.attempt_text)
+    if said.state in TERMINAL:
+        assert listed.next == said.next
     return said
 
 
@@ -123,6 +125,27 @@ def test_machines_that_were_made_count_while_nothing_ran(store: Store) -> None:
     assert words(books).attempt_text == "1/2"
 
 
+@pytest.mark.parametrize(
+    ("reason", "kept", "advice"),
+    [
+        (Reason.FAILED, False, "mend it, then `gpujob apply`"),
+        (Reason.CONFIG, False, "mend it, then `gpujob apply`"),
+        (Reason.FAILED, True, "`gpujob resume digits` goes on"),
+        (Reason.NO_CAPACITY, False, "`gpujob resume digits` goes on"),
+    ],
+)
+def test_what_to_do_about_a_failed_job(reason: Reason, kept: bool, advice: str, store: Store) -> None:
+    books = Books(store)
+    rental = books.rent()
+    books.run(rental)
+    if kept:
+        store.checkpoint_durable(CheckpointRow(books.id, "t0", 1, "step_9.npz", 9, "c" * 64, 10, "", books.now))
+    books.exit(rc=1)
+    books.decide(Outcome.FAILED, reason, "boom", 1)
+    books.finish(rental, Reason.FAILED)
+    assert advice in words(books).next
+
+
 def test_the_outcome_is_terminal_only_once_nothing_bills(store: Store) -> None:
     books = Books(store)
     rental = books.rent()
@@ -137,7 +160,7 @@ def test_the_outcome_is_terminal_only_once_nothing_bills(store: Store) -> None:
 
     books.apply(actions.StoreGone(rental), actions.FinishJob())
     assert (words(books).state, words(books).reason) == (State.FAILED, "failed")
-    assert "resume digits" in words(books).next
+    assert "mend it" in words(books).next
 
 
 def test_a_held_machine_says_until_when(store: Store) -> None:
