@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         _from_results(home, view, args.glob, dest)
     after = _stamps(dest)
+    # rsync is silent about it; what an earlier pull brought counts as found
+    if args.glob and not args.glob.startswith("/") and not any(wanted(path, args.glob) for path in after):
+        raise CliError(f"no file of {view.job.name} matches {args.glob!r} so far", next=f"gpujob pull {view.job.name}")
     fresh = {path: stamp for path, stamp in after.items() if before.get(path) != stamp}
     if args.output == "json":
         print_json(

@@ -13,7 +13,7 @@ from cli_books import Books, home_at, writer
 from cli_controller import ScriptedController
 
 from orchestrator import actions
-from orchestrator.cli import client, main
+from orchestrator.cli import client, main, pull
 from orchestrator.home import Home
 from orchestrator.model import CheckpointRow, Outcome, Reason
 
@@ -377,6 +377,27 @@ def test_pull_copies_published_results_by_glob(home: Home, run: Run, tmp_path: P
     assert json.loads(out)["files"] == [{"path": "plots/curve.png", "bytes": 3}]
     assert not (tmp_path / "here" / "model.npz").exists()
     assert run("pull", "digits", "*.txt", "--to", str(tmp_path / "there"))[0] == 2
+
+
+def test_pull_of_a_live_job_by_a_glob_that_matches_nothing_is_an_error(
+    home: Home, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_attempts(home)
+    dest = tmp_path / "here"
+
+    def bring(home: Home, view: object, rental: object, glob: str, dest: Path) -> None:
+        dest.mkdir(exist_ok=True)
+        if glob == "*.png":
+            (dest / "curve.png").write_bytes(b"png")
+
+    monkeypatch.setattr(pull, "_from_machine", bring)
+    code, _, err = run("pull", "digits", "*.txt", "--to", str(dest))
+    assert code == 2
+    assert "matches '*.txt'" in err
+    assert "gpujob pull digits" in err
+    assert run("pull", "digits", "*.png", "--to", str(dest))[:2] == (0, f"1 files, 3 B -> {dest}\n")
+    assert run("pull", "digits", "*.png", "--to", str(dest))[0] == 0
+    assert run("pull", "digits", "--to", str(tmp_path / "all"))[0] == 0
 
 
 def test_pull_without_anything_says_what_the_job_does(home: Home, run: Run, tmp_path: Path) -> None:
