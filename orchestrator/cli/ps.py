@@ -68,7 +68,10 @@ def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> 
     if not lines:
         print("no jobs" if everything else "no jobs; `gpujob ps -a` lists older ones, `gpujob init` writes a spec")
         return
-    rows = [row(line, words, now) for line, words in lines]
+    newest: dict[str, int] = {}
+    for line, _ in lines:
+        newest[line.name] = max(line.run, newest.get(line.name, 0))
+    rows = [row(line, words, now, line.run == newest[line.name]) for line, words in lines]
     print(table(HEADERS, rows, shrink=("NAME", "REASON"), right=("AGE", "LEFT", "COST")))
     over = [(line, words) for line, words in lines if line.terminal_at is None and line.outcome is not None]
     for line, words in over:
@@ -77,8 +80,8 @@ def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> 
             print(f"{line.name} is {line.outcome}, but {line.rental} still bills {rate}/h: {words.next}")
 
 
-def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
-    """The cells of one job."""
+def row(line: Summary, words: Words, now: float, newest: bool) -> tuple[str, ...]:
+    """The cells of one job; NAME alone would mean the newest run."""
     gpu = f"{line.gpu}:{line.gpu_count}" if line.gpu_count > 1 else line.gpu
     if line.stand_in and gpu:
         gpu += " stand-in"
@@ -89,7 +92,7 @@ def row(line: Summary, words: Words, now: float) -> tuple[str, ...]:
         else None
     )
     return (
-        line.name if line.run == 1 else f"{line.name}.{line.run}",
+        line.name if line.run == 1 and newest else f"{line.name}.{line.run}",
         words.state,
         words.reason or "-",
         gpu or "-",

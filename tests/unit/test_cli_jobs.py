@@ -98,6 +98,15 @@ def test_ps_shows_the_columns_within_100(home: Home, run: Run) -> None:
     assert "\x1b" not in out
 
 
+def test_ps_tells_the_first_run_from_the_newest(home: Home, run: Run) -> None:
+    finished(home)
+    with writer(home) as store:
+        Books(store, "other")
+        Books(store, "digits", run=2, now=2000.0)
+    names = [line.split()[0] for line in run("ps", "-a")[1].splitlines()[1:]]
+    assert sorted(names) == ["digits.1", "digits.2", "other"]
+
+
 def test_ps_hides_what_ended_long_ago(home: Home, run: Run) -> None:
     finished(home)
     assert "digits" not in run("ps")[1]
