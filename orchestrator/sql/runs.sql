@@ -51,12 +51,13 @@ WHERE job = :job AND task = :task AND n = :n AND hash = :hash;
 SELECT * FROM checkpoints WHERE job = :job AND pruned_at IS NULL ORDER BY task, n, step;
 
 -- name: put_progress
-INSERT INTO progress (job, task, n, at, step, total, sample, phase)
-VALUES (:job, :task, :n, :at, :step, :total, :sample, :phase)
+INSERT INTO progress (job, task, n, at, step, total, sample, phase, transfer)
+VALUES (:job, :task, :n, :at, :step, :total, :sample, :phase, coalesce(:transfer, '{}'))
 ON CONFLICT (job, task, n) DO UPDATE SET at = excluded.at, step = coalesce(excluded.step, step),
     total = coalesce(excluded.total, total),
     sample = CASE excluded.sample WHEN '{}' THEN sample ELSE excluded.sample END,
-    phase = CASE excluded.phase WHEN '' THEN phase ELSE excluded.phase END;
+    phase = CASE excluded.phase WHEN '' THEN phase ELSE excluded.phase END,
+    transfer = coalesce(:transfer, transfer);
 
 -- name: progress
 SELECT * FROM progress WHERE job = :job ORDER BY task, n;

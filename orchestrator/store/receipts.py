@@ -116,8 +116,9 @@ class Receipts(Decisions):
         total: float | None = None,
         sample: Mapping[str, Any] | None = None,
         phase: str = "",
+        transfer: Mapping[str, Any] | None = None,
     ) -> None:
-        """The newest progress of a run; a step or total not given keeps the last one."""
+        """The newest progress of a run; what is not given keeps the last one, and an empty `transfer` clears it."""
         with self.transaction():
             self._run(
                 "put_progress",
@@ -129,6 +130,7 @@ class Receipts(Decisions):
                 total=total,
                 sample=text(sample or {}),
                 phase=phase,
+                transfer=None if transfer is None else text(transfer),
             )
 
     def bill(self, rental: str, kind: str, amount: Decimal, until: float, *, play: bool = False) -> None:

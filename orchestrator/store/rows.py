@@ -85,6 +85,7 @@ class Progress:
     total: float | None = None
     sample: Mapping[str, Any] = field(default_factory=dict)
     phase: str = ""
+    transfer: Mapping[str, Any] = field(default_factory=dict)  # what, bytes, total, rate, at; empty: nothing is copied
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Entry: {"data": json.loads},
     PastRun: {},
     Bill: {"amount": Decimal, "play": bool},
-    Progress: {"sample": json.loads},
+    Progress: {"sample": json.loads, "transfer": json.loads},
 }
 #: Asked once: a listing of 1,000 jobs builds thousands of rows.
 _FIELDS: dict[type[Any], tuple[str, ...]] = {cls: _names(cls) for cls in _CONVERT}
