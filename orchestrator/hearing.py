@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator import actions as act
+from orchestrator import messages
 from orchestrator.accounts import region_of
-from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen
+from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen, TransferSeen
 from orchestrator.model import Assignment, Reason, Rental, RentalPhase, Sight, Unknown
 from orchestrator.sweep import confirmed, strays
 from providers.base import Instance, Listing, Resource
@@ -29,7 +30,8 @@ log = structlog.get_logger()
 
 def is_quiet(message: Message) -> bool:
     """Whether it only says how far a run is, which nothing is decided by: a loop need not wake for it."""
-    return isinstance(message, ProgressSeen) or (isinstance(message, EventSeen) and message.event.get("t") == "sample")
+    progress = isinstance(message, ProgressSeen | TransferSeen)
+    return progress or (isinstance(message, EventSeen) and message.event.get("t") == "sample")
 
 
 # --- the provider's word ----------------------------------------------------------------------------------------------
@@ -104,8 +106,8 @@ def _sweep(loop: Loop, message: Listed) -> None:
 # --- the machine's word -----------------------------------------------------------------------------------------------
 
 
-def take_word(loop: Loop, message: Reached | StatusSeen | Lost | EventSeen | ProgressSeen) -> None:
-    """What a watcher heard from its machine, or that it hears nothing."""
+def take_word(loop: Loop, message: messages.Word) -> None:
+    """What a watcher heard from its machine, or that it hears nothing; and what is copied to or from it."""
     job = loop.machines.job_of(message.rental)
     if job is None:
         return  # the last words of a watcher that was stopped
@@ -133,6 +135,9 @@ def take_word(loop: Loop, message: Reached | StatusSeen | Lost | EventSeen | Pro
             return
         case ProgressSeen():
             loop.board.step(job, message.rental, message.run, message.step, message.total)
+            return
+        case TransferSeen():
+            loop.board.transfer(job, message)
             return
     loop.touch(job)
 

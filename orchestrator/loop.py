@@ -23,7 +23,7 @@ from orchestrator.hearing import is_quiet, take_listing, take_word
 from orchestrator.history import history_of
 from orchestrator.home import Home
 from orchestrator.machine import Machines
-from orchestrator.messages import EventSeen, Listed, Lost, Message, Poke, ProgressSeen, Reached, Receipt, StatusSeen
+from orchestrator.messages import Listed, Message, Poke, Receipt
 from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalPhase
 from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
@@ -245,14 +245,14 @@ class Loop:
             case Listed():
                 self._unsettled.discard((message.provider, message.account, message.region))
                 take_listing(self, message)
-            case Reached() | StatusSeen() | Lost() | EventSeen() | ProgressSeen():
-                take_word(self, message)
             case Receipt():
                 self.in_flight.discard(f"{message.job}/{message.action.key}")
                 take_receipt(self, message)
                 self.touch(message.job)
             case Poke():
                 pass
+            case _:
+                take_word(self, message)
 
     def alarm(self, job: str, alarm: act.Alarm) -> None:
         """Tell the user, once an hour for the same thing."""

@@ -67,6 +67,18 @@ class ProgressSeen:
 
 
 @dataclass(frozen=True)
+class TransferSeen:
+    """How far a copy to or from a run's machine is; an empty `what`: nothing is copied any more. `rate`: bytes/s."""
+
+    rental: str
+    run: str
+    what: str
+    bytes: int = 0
+    total: int | None = None
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
 class Receipt:
     """How one effect ended. `ambiguous`: it may or may not have happened. `fatal`: repeating cannot help."""
 
@@ -85,4 +97,6 @@ class Poke:
     """Somebody appended a request, or wants the loop to look around."""
 
 
-Message = Listed | Reached | StatusSeen | Lost | EventSeen | ProgressSeen | Receipt | Poke
+#: What is heard about one watched machine.
+Word = Reached | StatusSeen | Lost | EventSeen | ProgressSeen | TransferSeen
+Message = Listed | Word | Receipt | Poke

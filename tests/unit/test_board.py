@@ -8,6 +8,7 @@ from store_rows import add, rent, writer_in
 
 from orchestrator import actions as act
 from orchestrator.board import Board
+from orchestrator.messages import TransferSeen
 from orchestrator.store import Store
 
 
@@ -43,6 +44,35 @@ def test_between_two_writes_is_a_second_and_nothing_is_lost_in_it(tmp_path: Path
         assert [seen.step for seen in store.progress(job)] == [1]
         board.write(store, 41.0, 11.0)
         assert [(seen.step, seen.at) for seen in store.progress(job)] == [(2, 41.0)]
+
+
+def test_the_newest_transfer_is_shown_until_it_is_taken_back(tmp_path: Path) -> None:
+    with writer_in(tmp_path) as store:
+        job, rental = job_with_run(store)
+        board = Board()
+        board.transfer(job, TransferSeen(rental, "t0.1", "code", 5, None, 1.0))
+        board.transfer(job, TransferSeen(rental, "t0.1", "data set", 7, 10, 2.4))
+        board.write(store, 40.0, 1.0)
+        shown = {"what": "data set", "bytes": 7, "total": 10, "rate": 2, "at": 40.0}
+        assert [seen.transfer for seen in store.progress(job)] == [shown]
+        board.step(job, rental, "t0.1", 3, None)
+        board.sample(job, rental, {"cpu": 9})
+        board.write(store, 41.0, 2.0)
+        assert [(seen.step, seen.transfer) for seen in store.progress(job)] == [(3, shown)]
+        board.transfer(job, TransferSeen(rental, "t0.1", "data set", 9, 10, 2.4))
+        board.transfer(job, TransferSeen(rental, "t0.1", ""))
+        board.write(store, 42.0, 3.0)
+        assert [(seen.step, seen.sample, seen.transfer) for seen in store.progress(job)] == [(3, {"cpu": 9}, {})]
+
+
+def test_a_transfer_of_a_run_that_is_not_on_the_machine_is_not_shown(tmp_path: Path) -> None:
+    with writer_in(tmp_path) as store:
+        job, rental = job_with_run(store)
+        board = Board()
+        board.transfer(job, TransferSeen(rental, "t0.2", "code", 5, None, 1.0))
+        board.transfer(job, TransferSeen("gj-other", "t0.1", "code", 5, None, 1.0))
+        board.write(store, 40.0, 1.0)
+        assert store.progress(job) == ()
 
 
 def test_a_machine_says_nothing_of_runs_that_are_not_on_it(tmp_path: Path) -> None:

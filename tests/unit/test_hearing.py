@@ -11,7 +11,7 @@ import pytest
 from loop_desk import Desk
 
 from orchestrator.hearing import is_quiet, parts
-from orchestrator.messages import EventSeen, Lost, Message, Poke, ProgressSeen, Reached, StatusSeen
+from orchestrator.messages import EventSeen, Lost, Message, Poke, ProgressSeen, Reached, StatusSeen, TransferSeen
 from orchestrator.model import Rental, Unknown
 from orchestrator.sightings import Sightings
 from providers.base import Instance, Listing, Ref, Resource, Tag
@@ -53,6 +53,8 @@ def test_a_failed_listing_is_unknown_to_every_rental() -> None:
     ("message", "quiet"),
     [
         (ProgressSeen("gj-1", "t0.1", 5.0, None), True),
+        (TransferSeen("gj-1", "t0.1", "code", 5, 10, 1.0), True),
+        (TransferSeen("gj-1", "t0.1", ""), True),
         (EventSeen("gj-1", {"t": "sample", "cpu": 3}), True),
         (EventSeen("gj-1", {"t": "exit", "run": "t0.1"}), False),
         (EventSeen("gj-1", {"t": "notice"}), False),
