@@ -30,6 +30,7 @@ from orchestrator.model import Assignment, Cause, CheckpointRow, Facts, Job, Out
 from orchestrator.publish import discard, publish
 from orchestrator.ssh_errors import SshError
 from orchestrator.ssh_files import write_private
+from orchestrator.transfers import Teller
 from orchestrator.verdict import CHECKPOINTED_EXIT
 from providers.base import Caps
 
@@ -150,31 +151,35 @@ class Machines(Connections):
         folders = self._ask(rental, "prepare", job=job.id)
         target = connection.target
         began = time.monotonic()
-        if job.snapshot:
-            self._send_code(job, target, str(folders["code"]))
-        for source in context.spec.data:
-            local = Path(job.base_dir, Path(source.source).expanduser())
-            self._send_data(context, connection, local, str(folders["data"]), source.path)
-        if run.resume_hash:
-            self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}")
+        with Teller(self._post, rental.id, run.key) as teller:
+            if job.snapshot:
+                self._send_code(job, target, str(folders["code"]), teller)
+            for source in context.spec.data:
+                local = Path(job.base_dir, Path(source.source).expanduser())
+                self._send_data(context, connection, local, str(folders["data"]), source.path, teller)
+            if run.resume_hash:
+                self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}", teller)
         return {"seconds": time.monotonic() - began}
 
-    def _send_resume(self, context: Context, connection: ssh.Connection, remote: str) -> None:
+    def _send_resume(self, context: Context, connection: ssh.Connection, remote: str, teller: Teller) -> None:
         """The checkpoint that the run was sealed to resume from."""
         run, job = _run(context), context.job
         found = [m for m in listing(self._home, job.id, run.task).manifests if m.hash == run.resume_hash]
         if not found:
             raise WorkFailed(f"checkpoint {run.resume_name} is not in the mirror any more", Reason.CHECKPOINT)
-        checkpoints.push_resume(connection, connection.target, self._home, found[0], remote)
+        tell = teller.of(f"checkpoint {found[0].name}", found[0].bytes)
+        checkpoints.push_resume(connection, connection.target, self._home, found[0], remote, progress=tell)
 
-    def _send_code(self, job: Job, target: ssh.Target, remote: str) -> None:
+    def _send_code(self, job: Job, target: ssh.Target, remote: str, teller: Teller) -> None:
         staging = self._home.job(job.id) / "code"
         if not (staging / ".complete").exists():
             snapshot.materialize(self._home, job.snapshot, staging / "tree")
             (staging / ".complete").touch()
-        sync.push(target, staging / "tree", remote, delete=True)
+        sync.push(target, staging / "tree", remote, delete=True, progress=teller.of("code"))
 
-    def _send_data(self, context: Context, connection: ssh.Connection, source: Path, data: str, path: str) -> None:
+    def _send_data(
+        self, context: Context, connection: ssh.Connection, source: Path, data: str, path: str, teller: Teller
+    ) -> None:
         """One local source of data: sent, and compared with the manifest that was taken at apply."""
         wanted = context.job.data_manifests.get(path)
         remote = path if path.startswith("/") else f"{data}/{path}"
@@ -187,7 +192,8 @@ class Machines(Connections):
         # A run before this one on the machine may have left files that the data no longer has; an absolute path may
         # hold what is not ours, so there they are only reported below.
         ours = source.is_dir() and not path.startswith("/")
-        sync.push(connection.target, source, remote, copy_links=True, delete=ours)
+        tell = teller.of(f"data {path}", now.bytes)
+        sync.push(connection.target, source, remote, copy_links=True, delete=ours, progress=tell)
         seen = connection.agent("manifest", {"path": remote, "hash": True, "pattern": ""}, 600.0)
         files = seen.get("files", [])
         if not source.is_dir() and len(files) == 1:  # `path` may give a single file another name there
@@ -216,11 +222,13 @@ class Machines(Connections):
         began = time.monotonic()
         before = listing(self._home, job.id, run.task).manifests
         new = [c for c in complete if (run.key, c.name, c.bytes, c.mtime) not in context.mirrored]
-        brought = bring(
-            connection, self._home, job=job.id, task=run.task, n=run.n, root=root, parent=run.resume_hash or None,
-            wanted=new, slots=sum(c in new for c in complete[-keep:]),
-            ordinal=max([run.resume_step or 0, *(m.step for m in before if m.n == run.n)]),
-        )  # fmt: skip
+        with Teller(self._post, rental.id, run.key) as teller:
+            brought = bring(
+                connection, self._home, job=job.id, task=run.task, n=run.n, root=root, parent=run.resume_hash or None,
+                wanted=new, slots=sum(c in new for c in complete[-keep:]),
+                ordinal=max([run.resume_step or 0, *(m.step for m in before if m.n == run.n)]),
+                tell=lambda found: teller.of(f"checkpoint {found.name}", found.bytes),
+            )  # fmt: skip
         protected = frozenset({run.resume_hash} if run.resume_hash else ())
         pruned = prune(self._home, job.id, run.task, keep, protected)
         sent, spent = sum(m.bytes for m in brought.manifests if m not in before), time.monotonic() - began
@@ -274,11 +282,12 @@ class Machines(Connections):
         folders = self._ask(rental, "prepare", job=job.id)
         plan = plan_of(context.spec, job, run, f"{folders['out_root']}/{run.key}")
         began = time.monotonic()
-        with ThreadPoolExecutor(1, "record") as beside:  # a list of packages takes as long as most transfers
+        # a list of packages takes as long as most transfers
+        with Teller(self._post, rental.id, run.key) as teller, ThreadPoolExecutor(1, "record") as beside:
             recorded = beside.submit(self._record, context, connection) if effect.final else None
             found = artifacts.collect(
                 connection, connection.target, self._home, job=job.id, task=run.task, n=run.n, plan=plan,
-                final=effect.final, success=effect.success if effect.final else None,
+                final=effect.final, success=effect.success if effect.final else None, progress=teller.of("results"),
             )  # fmt: skip
             rate = _rate(found.bytes, began)
         if recorded is None:

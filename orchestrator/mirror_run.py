@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from orchestrator.ssh_errors import DiskFull, SshError, Stopped, Unreachable, Un
 if TYPE_CHECKING:
     from orchestrator.home import Home
     from orchestrator.ssh import Connection
+    from orchestrator.sync import Progress
 
 
 @dataclass
@@ -43,10 +44,11 @@ def bring(
     slots: int,
     parent: str | None,
     ordinal: int,
+    tell: Callable[[AgentCheckpoint], Callable[[Progress], None]] | None = None,
 ) -> Brought:
     """Mirror the last `slots` of `wanted` (oldest first) that can be, from the absolute folder `root`. `ordinal`: the
     highest step so far, that of the resume point included, for names without a number. A broken connection or a full
-    disk ends the pass.
+    disk ends the pass. `tell`: what to call with the progress of one.
     """
     done = Brought()
     # A name without a number: its order of arrival
@@ -56,7 +58,7 @@ def bring(
         try:
             manifest = checkpoints.mirror_one(
                 connection, connection.target, home, job=job, task=task, n=n, name=found.name, step=step,
-                remote_path=f"{root}/{found.name}", parent=parent,
+                remote_path=f"{root}/{found.name}", parent=parent, progress=tell(found) if tell is not None else None,
             )  # fmt: skip
         except (StillChanging, Stopped) as error:
             done.failed.append((found, str(error)))

@@ -169,6 +169,17 @@ def refuse_under_links(paths: Iterable[str], links: Iterable[str]) -> list[str]:
     return [path for path in paths if tops and path.startswith(tops)]
 
 
+def how_far(text: bytes) -> tuple[int, int | None] | None:
+    """Bytes done and their total (None: not known yet, else within rsync's whole percents) of the newest progress line
+    in `text`, of the form `\\r   32768  12%  1.20MB/s  0:00:01 (xfr#1, to-chk=5/10)`; None without one.
+    """
+    found = re.findall(rb"[\r\n]\s*(\d+)\s+(\d+)%", text)
+    if not found:
+        return None
+    done, percent = int(found[-1][0]), int(found[-1][1])
+    return done, done * 100 // percent if percent else None
+
+
 def _absolute(path: str) -> None:
     if not path.startswith("/") or "\0" in path or ".." in PurePosixPath(path).parts:
         raise ValueError(f"{path!r} is not an absolute path on the machine")
@@ -288,15 +299,15 @@ class _Watch:
         return ""
 
     def _report(self) -> None:
-        """Hand on the newest progress line: `\\r   32768  12%  1.20MB/s  0:00:01 (xfr#1, to-chk=5/10)`."""
+        """Hand on the newest progress line."""
         if self.progress is None:
             return
-        found = re.findall(rb"[\r\n]\s*(\d+)\s+(\d+)%", self.text)
-        if not found:
+        found = how_far(self.text)
+        if found is None:
             return
-        done, percent = int(found[-1][0]), int(found[-1][1])
+        done, total = found
         seconds = max(time.monotonic() - self.started, 0.001)
-        self.progress(Progress(done, done * 100 // percent if percent else None, done / seconds))
+        self.progress(Progress(done, total, done / seconds))
 
     def _sent(self) -> Sent:
         numbers = {}

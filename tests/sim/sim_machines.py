@@ -18,7 +18,7 @@ from orchestrator.execute import Context, WorkFailed
 from orchestrator.home import Home
 from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over
-from orchestrator.messages import Lost, Message, Reached, StatusSeen
+from orchestrator.messages import Lost, Message, Reached, StatusSeen, TransferSeen
 from orchestrator.mirror import (
     Manifest,
     StoredFile,
@@ -208,6 +208,14 @@ class SimMachines:
         if self._hits("answer-lost", context):
             raise Unreachable("reset after the command", reason="reset", where=context.job.id)
 
+    def _copied(self, context: Context, what: str) -> None:
+        """A copy that was told once, and taken back."""
+        assert context.rental is not None
+        assert context.assignment is not None
+        rental, run = context.rental.id, context.assignment.key
+        self.post(TransferSeen(rental, run, what, 50, 100, 10.0))
+        self.post(TransferSeen(rental, run, ""))
+
     def arm(self, context: Context, end: float, caps: Caps) -> None:
         box = self._box(context)
         assert context.rental is not None
@@ -250,6 +258,7 @@ class SimMachines:
     def prepare(self, context: Context) -> Mapping[str, Any]:
         box, run = self._box(context), context.assignment
         assert run is not None
+        self._copied(context, "code")
         self.world.slow(10.0)
         if self._hits("prepare-fails", context):
             raise TransferError("rsync: connection unexpectedly closed", code=12)
@@ -265,6 +274,7 @@ class SimMachines:
     def mirror(self, context: Context) -> Mapping[str, Any]:
         box, run, job = self._box(context), context.assignment, context.job
         assert run is not None
+        self._copied(context, "checkpoint")
         self.world.slow(3.0)
         if self._hits("mirror-fails", context):
             raise TransferError("rsync: read error", code=23)

@@ -1,0 +1,112 @@
+"""What is told of copies: those that last, twice a second, and that they are over, also after a failure."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator import checkpoints, sync
+from orchestrator.clock import FakeClock
+from orchestrator.home import Home
+from orchestrator.machine import Machines
+from orchestrator.messages import Message, TransferSeen
+from orchestrator.ssh_errors import Unreachable
+from orchestrator.sync import Progress, how_far
+from orchestrator.transfers import Teller
+
+
+class Told:
+    """Collects what is posted, under a clock of its own."""
+
+    def __init__(self) -> None:
+        self.seen: list[TransferSeen] = []
+        self.now = 100.0
+        self.teller = Teller(self.seen.append, "gj-1", "t0.1", lambda: self.now)
+
+
+def test_a_copy_is_told_twice_a_second_from_its_first_word_on() -> None:
+    told = Told()
+    with told.teller as teller:
+        tell = teller.of("code")
+        for tenth in range(13):
+            told.now = 100.0 + tenth / 8
+            tell(Progress(tenth, 100, 8.0))
+    assert [seen.bytes for seen in told.seen] == [4, 8, 12, 0]
+    assert told.seen[0] == TransferSeen("gj-1", "t0.1", "code", 4, 100, 8.0)
+    assert told.seen[-1] == TransferSeen("gj-1", "t0.1", "")
+
+
+def test_a_copy_that_is_over_at_once_is_not_told() -> None:
+    told = Told()
+    with told.teller as teller:
+        tell = teller.of("results")
+        tell(Progress(1, 2, 1.0))
+        told.now += 0.4
+        tell(Progress(2, 2, 1.0))
+    assert told.seen == []
+
+
+def test_a_failure_takes_back_what_was_told() -> None:
+    told = Told()
+    with contextlib.suppress(Unreachable), told.teller as teller:
+        tell = teller.of("data set", total=50)
+        tell(Progress(0, None, 0.0))
+        told.now += 1.0
+        tell(Progress(9, 45, 9.0))
+        raise Unreachable("gone", reason="reset")
+    assert [(seen.what, seen.total) for seen in told.seen] == [("data set", 50), ("", None)]
+
+
+def test_a_name_that_a_machine_gave_is_cut_and_harmless() -> None:
+    told = Told()
+    tell = told.teller.of("checkpoint \x1b[2J\n" + "x" * 500)
+    tell(Progress(0, None, 0.0))
+    told.now += 1.0
+    tell(Progress(1, None, 1.0))
+    assert told.seen[0].what == "checkpoint ?[2J?" + "x" * 44
+
+
+def test_progress_lines_of_rsync() -> None:
+    assert how_far(b"") is None
+    assert how_far(b"\r          0   0%    0.00kB/s    0:00:00  ") == (0, None)
+    lines = b"\r    32768  25%   31.25MB/s    0:00:00  \r    65536  50%   20.83MB/s    0:00:00 (xfr#1, to-chk=1/3)"
+    assert how_far(lines) == (65536, 131072)
+
+
+def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code, data and the resume point, each by its name, and the end of it all."""
+    posted: list[Message] = []
+    machines = Machines(Home(state=tmp_path, config=tmp_path), FakeClock(), posted.append, 1)
+    clock = iter(range(1000))
+    monkeypatch.setattr(Teller.__init__, "__defaults__", (lambda: float(next(clock)),))
+
+    def copy(*_: Any, progress: Any, **__: Any) -> None:
+        progress(Progress(0, None, 0.0))
+        progress(Progress(3, 4, 2.0))
+
+    monkeypatch.setattr(sync, "push", copy)
+    monkeypatch.setattr(checkpoints, "push_resume", copy)
+    manifest = SimpleNamespace(hash="h", name="step_3.bin", bytes=7)
+    monkeypatch.setattr("orchestrator.machine.listing", lambda *_: SimpleNamespace(manifests=[manifest]))
+    line = SimpleNamespace(target=None, agent=lambda *_: {"files": [{"path": "set", "size": 5, "sha256": "?"}]})
+    monkeypatch.setattr(machines, "_connection", lambda _: line)
+    monkeypatch.setattr("orchestrator.machine.datasets.compare", lambda *_: [])
+    folders = {"code": "/c", "data": "/d", "resume_root": "/r"}
+    monkeypatch.setattr(machines, "_ask", lambda *_, **__: folders)
+    (tmp_path / "set").write_bytes(b"12345")
+    code = machines._home.job("j") / "code"
+    code.mkdir(parents=True)
+    (code / ".complete").touch()
+    context: Any = SimpleNamespace(
+        rental=SimpleNamespace(id="gj-1"),
+        assignment=SimpleNamespace(key="t0.1", task="t0", resume_hash="h", resume_name="step_3.bin"),
+        job=SimpleNamespace(id="j", snapshot="s", base_dir=str(tmp_path), data_manifests={}),
+        spec=SimpleNamespace(data=[SimpleNamespace(source="set", path="set")]),
+    )
+    machines.prepare(context)
+    told = [(seen.what, seen.bytes, seen.total) for seen in posted if isinstance(seen, TransferSeen)]
+    assert told == [("code", 3, 4), ("data set", 3, 5), ("checkpoint step_3.bin", 3, 7), ("", 0, None)]
