@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
+from orchestrator.cli.follow import transfer_words
 from orchestrator.cli.output import (
     WIDTH,
     clock_time,
@@ -68,6 +69,9 @@ def text(home: Home, view: View) -> Iterator[str]:
     if steps.last is not None:
         total = f" of {steps.total:g}" if steps.total else ""
         yield f"  progress  step {steps.last:g}{total}; {steps.lost:g} steps done again after losses"
+    moving = transfer_words(view)
+    if moving:
+        yield f"  copying   {moving}"
     seconds = phase_seconds(view, stage_seconds(home, view))
     yield "  time      " + (" · ".join(f"{phase} {value:g} s" for phase, value in seconds.items()) or "-")
     yield f"  money     {_money_line(view)}"
@@ -230,6 +234,7 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         "step": steps.last,
         "total": steps.total,
         "steps_lost": steps.lost,
+        "progress": _progress_json(view),
         "phases_s": phase_seconds(view, stage_seconds(home, view)),
         "price_cap": money_json(job.price_cap, job.currency),
         "spent": money_json(view.spent, currency, view.play),
@@ -249,6 +254,15 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         ],
         "billing": [rental.id for rental in view.open_rentals],
     }  # fmt: skip
+
+
+def _progress_json(view: View) -> dict[str, Any] | None:
+    """What was last heard of the newest run, and the copy that goes on."""
+    seen, moving = view.current_progress, view.transfer
+    if seen is None:
+        return None
+    transfer = {key: moving[key] for key in ("what", "bytes", "total", "rate")} if moving else None
+    return {"at": utc_z(seen.at), "transfer": transfer}
 
 
 def _rental_json(view: View, rental: Rental) -> dict[str, Any]:

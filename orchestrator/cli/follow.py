@@ -1,8 +1,8 @@
 """Following a job: its log on stdout as it comes, its state and progress on stderr, until it is over.
 
-Rules: with a terminal on stderr there is one live line (state, step and time left by progress, GPU use, spend, hard
-end); without one a plain line for each change. Log bytes go to stdout untouched unless both are the same terminal.
-Ctrl-C ends the looking only; the job goes on.
+Rules: with a terminal on stderr there is one live line (state, step and time left by progress or what is being copied,
+GPU use, spend, hard end); without one a plain line for each change, and for a copy that lasts. Log bytes go to stdout
+untouched unless both are the same terminal. Ctrl-C ends the looking only; the job goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import client
-from orchestrator.cli.output import clock_time, colourful, local_time, money, span
+from orchestrator.cli.output import clock_time, colourful, local_time, money, moved, span
 from orchestrator.cli.reading import View, reader, view_of
 from orchestrator.home import Home
 from orchestrator.logs import read_from
@@ -27,6 +27,7 @@ STAGES = ("setup", "smoke", "run")
 TICK_S = 0.25  # log bytes reach this computer within half a second
 LOOK_S = 0.5  # the books change far more slowly than a log
 WAKE_S = 5.0  # how often a dead controller is looked for
+TRANSFER_S = 10.0  # without a terminal: a copy that lasts longer gets a line, and another each time
 
 
 @dataclass
@@ -85,7 +86,7 @@ def follow(home: Home, ref: JobRef, cursor: LogCursor, until_released: bool, log
 
 
 def state_line(view: View) -> str:
-    """`18:04:05  RUNNING  attempt 1/1  ...`: what changed, in one plain line."""
+    """`18:04:05  RUNNING  attempt 1  ...`: what changed, in one plain line."""
     words = view.words
     parts = [str(words.state)]
     if words.reason:
@@ -114,6 +115,12 @@ def gauges(view: View) -> list[str]:
     return found
 
 
+def transfer_words(view: View) -> str:
+    """`code 12.3/40.1 MB 8.1 MB/s`; empty when nothing is copied."""
+    seen = view.transfer
+    return f"{seen['what']} {moved(seen['bytes'], seen['total'], seen['rate'])}" if seen else ""
+
+
 def eta_s(view: View) -> float | None:
     """Seconds to the last step by the pace of the present run; None where that is not known."""
     progress, run = view.current_progress, view.current
@@ -131,6 +138,7 @@ class _Plain:
 
     def __init__(self) -> None:
         self._last: tuple[Any, ...] = ()
+        self._moving = ("", 0.0)  # what is copied, and since when or when it was last told
 
     def __enter__(self) -> _Plain:
         return self
@@ -144,6 +152,12 @@ class _Plain:
         if said != self._last:
             print(state_line(view), file=sys.stderr, flush=True)
             self._last = said
+        what = str(view.transfer.get("what", ""))
+        if what != self._moving[0]:
+            self._moving = (what, view.now)
+        elif what and view.now - self._moving[1] >= TRANSFER_S:
+            print(f"{clock_time(view.now)}  {view.job.name}  {transfer_words(view)}", file=sys.stderr, flush=True)
+            self._moving = (what, view.now)
 
     def log(self, data: bytes) -> None:
         sys.stdout.flush()
@@ -165,7 +179,7 @@ class _Live(_Plain):
         self._bar = Progress(
             TextColumn("[bold]{task.fields[state]}"),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[steps]}"),
+            TextColumn("{task.fields[steps]}", markup=False),  # a machine may have named what it shows
             TextColumn("[dim]{task.fields[gauges]}"),
             console=self._console,
             transient=True,
@@ -194,6 +208,9 @@ class _Live(_Plain):
         left = eta_s(view)
         if left is not None:
             steps += f", {span(left)} left"
+        moving = view.transfer
+        if moving:
+            step, total, steps = moving["bytes"], moving["total"], transfer_words(view)
         state = f"{words.state} {words.attempt_text}"
         self._bar.update(
             self._task, total=total, completed=step or 0, state=state, steps=steps, gauges=" · ".join(gauges(view))

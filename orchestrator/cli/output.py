@@ -174,6 +174,15 @@ def size(count: int) -> str:
     raise AssertionError("unreachable")
 
 
+def moved(done: int, total: int | None, rate: float) -> str:
+    """How far a copy is: `12.3/40.1 MB 8.1 MB/s`; rate in bytes a second."""
+    here, there = size(done), size(max(done, total)) if total else ""
+    if there:
+        number, _, unit = here.partition(" ")
+        here = f"{number if there.endswith(f' {unit}') else here}/{there}"
+    return f"{here} {size(int(rate))}/s"
+
+
 def money(amount: Decimal | None, currency: str = "USD", play: bool = False) -> str:
     """`1.20 USD`, four decimals below a cent; `1.20 (play)` for money that is not real; `-` for None."""
     if amount is None:

@@ -1,7 +1,8 @@
 """`pull`: copy files of a job to this computer: from its results when they are home, else from the machine that runs
 it.
 
-Rules: only reads from the machine. GLOB is relative to $GPUJOB_OUT; an absolute one names files of the machine.
+Rules: only reads from the machine, with a bar on stderr where that is a terminal. GLOB is relative to $GPUJOB_OUT; an
+absolute one names files of the machine.
 Files of this computer are replaced only by newer bytes of the same name, never removed.
 """
 
@@ -9,17 +10,24 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import os
 import shutil
 import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json, say, size
+from orchestrator.cli.output import colourful, moved, print_json, say, size
 from orchestrator.cli.reading import View, open_view
 from orchestrator.home import Home
 from orchestrator.model import Rental, RentalPhase
+
+# One line of the whole copy's progress a second, in plain bytes, with the total known from the beginning
+PROGRESS = ("--info=progress2", "--no-human-readable", "--no-inc-recursive", "--outbuf=N")
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -133,14 +141,49 @@ def _from_machine(home: Home, view: View, rental: Rental, glob: str, dest: Path)
         f"{rental.id}:{source}",
         f"{dest}/",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    code, words = _with_bar(command) if colourful(sys.stderr) else _quietly(command)
+    if code != 0:
         raise CliError(
-            f"rsync from {rental.id} ended with {done.returncode}",
-            why=(done.stderr.strip().splitlines() or ["it said nothing"])[-1],
+            f"rsync from {rental.id} ended with {code}",
+            why=(words.strip().splitlines() or ["it said nothing"])[-1],
             next=f"gpujob ssh {view.job.name} looks there",
             code=exits.PROVIDER,
         )
+
+
+def _quietly(command: list[str]) -> tuple[int, str]:
+    """rsync's exit code and what it said on stderr."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return done.returncode, done.stderr
+
+
+def _with_bar(command: list[str]) -> tuple[int, str]:
+    """As `_quietly`, with a bar on stderr while it lasts."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from orchestrator.sync import how_far
+
+    bar = Progress(
+        TextColumn("pull"), BarColumn(bar_width=20), TextColumn("{task.fields[moved]}"),
+        console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
+    task, text = bar.add_task("", total=None, moved=""), b""
+    began = time.monotonic()
+    command = [*command[:1], *PROGRESS, *command[1:]]
+    # stderr into a file: nobody reads it while the copy goes on, and a full pipe would stop rsync
+    with tempfile.TemporaryFile() as errors, bar:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child:
+            assert child.stdout is not None
+            while data := os.read(child.stdout.fileno(), 65536):
+                text = (text + data)[-4096:]
+                found = how_far(text)
+                if found is not None:
+                    done, total = found
+                    rate = done / max(time.monotonic() - began, 0.001)
+                    bar.update(task, completed=done, total=total, moved=moved(done, total, rate), refresh=True)
+        errors.seek(0)
+        return child.returncode, errors.read().decode("utf-8", "replace")
 
 
 def data_mount(home: Home, rental: Rental) -> str:

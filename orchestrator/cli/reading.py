@@ -7,12 +7,12 @@ open reader, and is gone when the command ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.store.rows import Bill, Entry, JobRef, Progress
 
 PLAY_PROVIDER = "local"  # its adapter says so by caps.play; the name is enough here and costs no import
+TRANSFER_OLD_S = 15.0  # its last word is lost with a machine or a controller that goes away
 JOURNAL_LINES = 200  # what `describe` may show; the rest is in the books
 
 
@@ -71,6 +72,13 @@ class View:
         run = self.current
         found = [p for p in self.progress if run is not None and (p.task, p.n) == (run.task, run.n)]
         return found[-1] if found else None
+
+    @property
+    def transfer(self) -> Mapping[str, Any]:
+        """What is being copied for the newest run at this moment; empty when nothing is, or nothing was heard of it."""
+        progress = self.current_progress
+        found = progress.transfer if progress is not None else {}
+        return found if self.now - float(found.get("at", 0.0)) < TRANSFER_OLD_S else {}
 
     @cached_property
     def words(self) -> Words:
