@@ -14,11 +14,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
 from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from orchestrator.store import Store
 
 READY_WITHIN_S = 15.0  # it takes under a second; a machine under load gets more before we call it broken
 ANSWER_WITHIN_S = 60.0  # the loop answers between two ticks
@@ -26,6 +29,7 @@ _LOOK_S = 0.02
 STOPPED_WITHIN_S = 30.0  # it ends between two ticks, after the effects that are under way
 SLICE_S = 2.0  # while waiting for an answer, how often we see whether anybody is left to give it
 CANNOT_START = "the controller cannot start: "  # the beginning of the last line in the log of one that could not
+_OF_ANY_VERSION = ("ping", "stop")  # an older controller with older books must be able to hear these
 _MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
 
 _starting: subprocess.Popen[bytes] | None = None  # a controller that this command has begun to start
@@ -139,13 +143,34 @@ def ensure_controller(home: Home) -> None:
         if child is not None and child.poll() is not None and not lock_held(home.lock):
             break
         time.sleep(_LOOK_S)
-    raise CliError(
+    raise _does_not_start(home)
+
+
+def _does_not_start(home: Home) -> CliError:
+    return CliError(
         "the controller does not start",
         where=str(home.controller_log),
         why=_last_line(home.controller_log),
         next="gpujob controller run shows what it says; gpujob doctor checks this computer",
         code=exits.PROVIDER,
     )
+
+
+def migrated(home: Home) -> Store:
+    """A reader of older books once a controller has migrated them; `StoreTooOld` when the one that lives does not."""
+    from orchestrator.store import Store, StoreTooOld
+
+    ensure_controller(home)
+    until = time.monotonic() + READY_WITHIN_S
+    while True:  # it listens before it migrates
+        try:
+            return Store.open_reader(home)
+        except StoreTooOld:
+            if not alive(home):
+                raise _does_not_start(home) from None
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def connected(home: Home) -> bool:
@@ -250,7 +275,7 @@ def request(home: Home, verb: str, args: Mapping[str, Any], timeout: float = ANS
     from orchestrator.store import Store
 
     ensure_controller(home)
-    with Store.open_requester(home) as store:
+    with Store.open_requester(home, older=verb in _OF_ANY_VERSION) as store:
         number = store.ask(verb, dict(args))
         poke(home)
         until = time.monotonic() + timeout

@@ -125,10 +125,9 @@ def reader(home: Home) -> Iterator[Store]:
     try:
         store = Store.open_reader(home)
     except StoreTooOld:
-        from orchestrator.cli.client import ensure_controller
+        from orchestrator.cli.client import migrated
 
-        ensure_controller(home)
-        store = Store.open_reader(home)
+        store = migrated(home)
     with store:
         yield store
 

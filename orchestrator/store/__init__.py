@@ -87,16 +87,20 @@ class Store(Receipts, Salvage, Requests, Listing):
     _file: tuple[int, int] = (0, 0)  # device and inode of the writer's file
 
     @classmethod
-    def open_reader(cls, home: Home) -> Self:
-        """For reading only. `StoreMissing` when nothing was ever run here."""
-        return cls._open(home.database, Mode.READER)
+    def open_reader(cls, home: Home, *, older: bool = False) -> Self:
+        """For reading only. `StoreMissing` when nothing was ever run here. `older`: also books that are not migrated
+        yet, for what every schema has: the epoch, the deployment, the milestones.
+        """
+        return cls._open(home.database, Mode.READER, older=older)
 
     @classmethod
-    def open_requester(cls, home: Home, *, network: Callable[[Path], str | None] = network_filesystem) -> Self:
-        """For a verb: makes the books when there are none, and may append requests."""
+    def open_requester(
+        cls, home: Home, *, older: bool = False, network: Callable[[Path], str | None] = network_filesystem
+    ) -> Self:
+        """For a verb: makes the books when there are none, and may append requests; `older`: to an older controller."""
         schema.refuse_network(home.database, network)
         schema.create(home.make().database)
-        return cls._open(home.database, Mode.REQUESTER)
+        return cls._open(home.database, Mode.REQUESTER, older=older)
 
     @classmethod
     def open_writer(
@@ -132,7 +136,7 @@ class Store(Receipts, Salvage, Requests, Listing):
         return store
 
     @classmethod
-    def _open(cls, path: Path, mode: Mode, epoch: int = 0, migrations: Path = MIGRATIONS) -> Self:
+    def _open(cls, path: Path, mode: Mode, epoch: int = 0, migrations: Path = MIGRATIONS, older: bool = False) -> Self:
         if not path.exists():
             raise StoreMissing(f"{path}: there are no books yet; `gpujob apply SPEC` starts a first job")
         try:
@@ -145,7 +149,7 @@ class Store(Receipts, Salvage, Requests, Listing):
                 schema.migrate(db, path, migrations)
                 schema.check_whole(db, path)
             else:
-                schema.check_version(version, path, migrations)
+                schema.check_version(version, path, migrations, older)
             return cls(db, path, mode, epoch)
         except sqlite3.Error as error:
             db.close()

@@ -98,11 +98,11 @@ def check_whole(db: sqlite3.Connection, path: Path) -> None:
         raise broken(path, f"the database is damaged ({found})")
 
 
-def check_version(version: int, path: Path, migrations: Path = MIGRATIONS) -> None:
-    """For doors that do not migrate: the schema must be exactly the one this program knows."""
+def check_version(version: int, path: Path, migrations: Path = MIGRATIONS, older: bool = False) -> None:
+    """For doors that do not migrate: the schema must be exactly the one this program knows, or also an `older` one."""
     newest = newest_version(migrations)
     _refuse_newer(version, newest, path)
-    if version < newest:
+    if version < newest and not older:
         raise StoreTooOld(
             f"{path}: the books have schema {version}, this gpujob needs {newest}; "
             "`gpujob controller stop`, then any command starts the new controller, which migrates them"

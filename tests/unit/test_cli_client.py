@@ -17,7 +17,7 @@ from cli_controller import ScriptedController
 from orchestrator.cli import client, main
 from orchestrator.cli.exits import CliError
 from orchestrator.home import Home
-from orchestrator.store import Store, schema
+from orchestrator.store import Store, StoreTooOld, schema
 from orchestrator.store.schema import MIGRATIONS
 from orchestrator.version import older
 
@@ -220,6 +220,7 @@ def test_books_of_an_older_version_are_migrated_by_a_controller_and_read(
         started.append(of.state)
         writer(of).close()
 
+    monkeypatch.setattr(client, "alive", lambda _: True)
     monkeypatch.setattr(client, "ensure_controller", start)
     assert main.main(["ps"]) == 0
     assert "no jobs" in capsys.readouterr().out
@@ -234,9 +235,23 @@ def test_a_live_controller_that_did_not_migrate_is_not_asked_again_and_again(
     monkeypatch.setattr(schema, "newest_version", lambda *_: 99)
     started: list[Home] = []
     monkeypatch.setattr(client, "ensure_controller", started.append)
+    monkeypatch.setattr(client, "READY_WITHIN_S", 0.0)
+    assert main.main(["ps"]) == 3
+    assert "the controller does not start" in capsys.readouterr().err
+    started.clear()
+    monkeypatch.setattr(client, "alive", lambda _: True)
     assert main.main(["ps"]) == 2
     assert len(started) == 1
     assert "gpujob controller stop" in capsys.readouterr().err
+
+
+def test_a_controller_with_older_books_can_still_be_stopped(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedController(home, {"stop": lambda args: {"ok": True}}) as controller:
+        monkeypatch.setattr(schema, "newest_version", lambda *_: 99)
+        assert client.request(home, "stop", {}) == {"ok": True}
+        with pytest.raises(StoreTooOld):
+            client.request(home, "cancel", {})
+    assert [verb for verb, _ in controller.asked] == ["stop"]
 
 
 def test_counts_of_what_is_open(home: Home) -> None:

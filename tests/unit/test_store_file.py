@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from store_rows import add, home_in, job_row, rent, writer_in
 
+from orchestrator.loop import _what_books_say
 from orchestrator.store import (
     Fenced,
     Store,
@@ -247,6 +248,17 @@ def test_older_books_wait_for_a_controller_to_migrate_them(tmp_path: Path, monke
     monkeypatch.setattr(schema, "newest_version", lambda *_: NEWEST + 1)
     with pytest.raises(StoreTooOld, match="gpujob controller stop"):
         Store.open_reader(home_in(tmp_path))
+
+
+def test_the_first_look_at_older_books_finds_what_they_say_of_themselves(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    shutil.copy(MIGRATIONS / "0001_init.sql", first)
+    with writer_in(tmp_path, epoch=7, migrations=first) as store:
+        add(store)
+        told = store.stored_epoch(), store.deployment(), store.milestones()
+    assert told[0] == 7
+    assert _what_books_say(home_in(tmp_path)) == told
 
 
 def test_migrations_are_numbered_without_a_hole(tmp_path: Path) -> None:
