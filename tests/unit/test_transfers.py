@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import checkpoints, sync
+from orchestrator import actions as act
+from orchestrator import artifacts, checkpoints, sync
 from orchestrator.clock import FakeClock
+from orchestrator.execute import WorkFailed
 from orchestrator.home import Home
 from orchestrator.machine import Machines
 from orchestrator.messages import Message, TransferSeen
+from orchestrator.model import AgentCheckpoint
 from orchestrator.ssh_errors import Unreachable
 from orchestrator.sync import Progress, how_far
 from orchestrator.transfers import Teller
@@ -77,17 +80,27 @@ def test_progress_lines_of_rsync() -> None:
     assert how_far(lines) == (65536, 131072)
 
 
-def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code, data and the resume point, each by its name, and the end of it all."""
+def machines_that_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Machines, list[Message]]:
+    """A second passes between any two looks at the clock."""
     posted: list[Message] = []
-    machines = Machines(Home(state=tmp_path, config=tmp_path), FakeClock(), posted.append, 1)
     clock = iter(range(1000))
     monkeypatch.setattr(Teller.__init__, "__defaults__", (lambda: float(next(clock)),))
+    return Machines(Home(state=tmp_path, config=tmp_path), FakeClock(), posted.append, 1), posted
 
-    def copy(*_: Any, progress: Any, **__: Any) -> None:
-        progress(Progress(0, None, 0.0))
-        progress(Progress(3, 4, 2.0))
 
+def told_by(posted: list[Message]) -> list[tuple[str, int, int | None]]:
+    return [(seen.what, seen.bytes, seen.total) for seen in posted if isinstance(seen, TransferSeen)]
+
+
+def copy(*_: Any, progress: Any, **__: Any) -> Any:
+    progress(Progress(0, None, 0.0))
+    progress(Progress(3, 4, 2.0))
+    return SimpleNamespace(bytes=3)
+
+
+def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code, data and the resume point, each by its name, and the end of it all."""
+    machines, posted = machines_that_tell(tmp_path, monkeypatch)
     monkeypatch.setattr(sync, "push", copy)
     monkeypatch.setattr(checkpoints, "push_resume", copy)
     manifest = SimpleNamespace(hash="h", name="step_3.bin", bytes=7)
@@ -108,5 +121,35 @@ def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.Mo
         spec=SimpleNamespace(data=[SimpleNamespace(source="set", path="set")]),
     )
     machines.prepare(context)
-    told = [(seen.what, seen.bytes, seen.total) for seen in posted if isinstance(seen, TransferSeen)]
-    assert told == [("code", 3, 4), ("data set", 3, 5), ("checkpoint step_3.bin", 3, 7), ("", 0, None)]
+    names = [("code", 3, 4), ("data set", 3, 5), ("checkpoint step_3.bin", 3, 7)]
+    assert told_by(posted) == [*names, ("", 0, None)]
+
+
+def test_the_machines_tell_what_they_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint by its name, and results; the end is told also when the copy failed."""
+    machines, posted = machines_that_tell(tmp_path, monkeypatch)
+    seen = AgentCheckpoint("step_3.bin", 3, 9, True, 1.0)
+    there = SimpleNamespace(checkpoints=[seen])
+    line = SimpleNamespace(target=None, agent=lambda *_: {})
+    monkeypatch.setattr(machines, "_connection", lambda _: line)
+    monkeypatch.setattr(machines, "_ask", lambda *_, **__: {"ckpt_root": "/k", "out_root": "/o"})
+    monkeypatch.setattr("orchestrator.sightings.parse_status", lambda _: SimpleNamespace(runs={"t0.1": there}))
+    monkeypatch.setattr("orchestrator.machine.plan_of", lambda *_: None)
+
+    def breaks(*_: Any, progress: Any, **__: Any) -> None:
+        copy(progress=progress)
+        raise Unreachable("gone", reason="reset")
+
+    monkeypatch.setattr(checkpoints, "mirror_one", breaks)
+    monkeypatch.setattr(artifacts, "collect", copy)
+    run = SimpleNamespace(key="t0.1", task="t0", n=1, resume_hash="", resume_step=None)
+    context: Any = SimpleNamespace(
+        rental=SimpleNamespace(id="gj-1", nonce="n"), assignment=run, job=SimpleNamespace(id="j"),
+        spec=SimpleNamespace(checkpoint=None), mirrored=frozenset(),
+    )  # fmt: skip
+    with pytest.raises(WorkFailed, match="gone"):
+        machines.mirror(context)
+    assert told_by(posted) == [("checkpoint step_3.bin", 3, 9), ("", 0, None)]
+    posted.clear()
+    machines.collect(context, act.CollectResults("gj-1", "t0", 1, final=False))
+    assert told_by(posted) == [("results", 3, 4), ("", 0, None)]
