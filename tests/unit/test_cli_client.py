@@ -271,3 +271,16 @@ def test_the_spawned_controller_gets_absolute_folders(home: Home, monkeypatch: p
     assert env["GPUJOB_HOME"] == str(home.state)
     root = env["PYTHONPATH"].split(os.pathsep)[0]
     assert (Path(root) / "orchestrator" / "cli" / "client.py").exists()
+
+
+def test_a_reclaim_that_the_running_controller_does_not_know_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path / "state", tmp_path / "config").make()
+    monkeypatch.setattr(client, "connected", lambda _: True)
+    home.lock.write_text(f"{os.getpid()}\n")
+    client.ensure_controller(home)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("GPUJOB_LOCAL_RECLAIM", "after=1s,notice=0s")  # not in what this process was started with
+    client.ensure_controller(home)
+    assert "GPUJOB_LOCAL_RECLAIM has no effect" in capsys.readouterr().err
