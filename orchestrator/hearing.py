@@ -129,6 +129,7 @@ def take_word(loop: Loop, message: messages.Word) -> None:
             if before.connected:
                 words = f"the machine does not answer: {message.trouble}; the provider is asked about it"
                 loop.store.add_journal(now, "silent", words, job=job, rental=message.rental)
+            if seen.machine.failures == 1:
                 log.info("lost", rental=message.rental, trouble=message.trouble)
         case EventSeen(event=event):
             _event(loop, job, message.rental, event)
