@@ -4,7 +4,7 @@
     providers: {runpod: {regions: [EU]}}       settings of a provider, read by its adapter; never a key. `gpujob login`
                                                makes one configured without a line here
     hosts: {lab: {...}}                        machines of your own, written by `gpujob host add`
-    stores: {lab: s3://bucket/prefix}          a name for a URI, used as `lab:prefix`
+    stores: {lab: {url: s3://bucket/prefix}}   object stores, used as `lab:prefix`; their keys see `objects.settings`
     limits: {per_job: 50 USD, per_month: 300 USD, machines: 8}      `none` switches one off
     notify: {me: https://...}                  targets; a spec names them
     currency: USD                              of limits and reports
@@ -30,6 +30,8 @@ from jobspecs.problems import Problem, Refusal, SpecErrors, looks_like_secret_va
 from jobspecs.units import Money, parse_int, parse_money, parse_number
 from orchestrator.credentials import logged_in
 from orchestrator.home import Home
+from orchestrator.objects.settings import KEYS as STORE_KEYS
+from orchestrator.objects.settings import StoreSettings
 
 if TYPE_CHECKING:
     from jobspecs import document as doc
@@ -100,7 +102,7 @@ class Config:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stores: Mapping[str, str] = field(default_factory=dict)
+    stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     limits: Limits = Limits()
     notify: Mapping[str, str] = field(default_factory=dict)
     currency: str = "USD"
@@ -287,11 +289,27 @@ class _Reader:
     def _texts(self, node: doc.Mapping, below: str) -> dict[str, str]:
         return {name: self._text(value, f"{below}.{name}") for name, (_, value) in node.entries.items()}
 
-    def _stores(self, node: doc.Mapping) -> dict[str, str]:
-        for name, (_, value) in node.entries.items():
-            if "://" not in (getattr(value, "text", None) or ""):
-                self._say(value, f"stores.{name}", "must be a URI", "write it like s3://bucket/prefix")
-        return self._texts(node, "stores")
+    def _stores(self, node: doc.Mapping) -> dict[str, StoreSettings]:
+        """A URL alone, or a block with the keys of `StoreSettings`."""
+        from jobspecs import document as doc
+
+        found: dict[str, StoreSettings] = {}
+        for name, (at, value) in node.entries.items():
+            below = f"stores.{name}"
+            if isinstance(value, doc.Mapping):
+                fields = self._known(value, STORE_KEYS, f"{below}.")
+                texts = {key: self._text(entry, f"{below}.{key}") for key, (_, entry) in fields.items()}
+            else:
+                texts = {"url": getattr(value, "text", None) or ""}
+            if "://" not in texts.get("url", ""):
+                self._say(value, below, "must be a URI", "write it like s3://bucket/prefix")
+            if texts.get("scoped_key", "false") not in ("true", "false"):
+                self._say(value, f"{below}.scoped_key", "is true or false")
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+                self._say(at, below, "is no name of a store", "use letters, digits, - and _, a letter first")
+            scoped = texts.pop("scoped_key", "false") == "true"
+            found[name] = StoreSettings(name, scoped_key=scoped, **{"url": "", **texts})
+        return found
 
     def _notify(self, node: doc.Mapping) -> dict[str, str]:
         return self._texts(node, "notify")

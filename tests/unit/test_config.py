@@ -29,6 +29,7 @@ from orchestrator.config import (
     write_defaults,
 )
 from orchestrator.home import Home
+from orchestrator.objects.settings import StoreSettings
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_every_key_is_read(home: Home) -> None:
     own = {"hosts": config.hosts}  # a machine of one's own is rented by a provider like any other
     assert config.providers == {"runpod": {"regions": ["EU", "US"], "secure": "yes"}, "local": {}, "ssh": own}
     assert config.hosts == {"lab": {"ssh": "ssh -p 2222 root@10.0.0.5"}}
-    assert config.stores == {"lab": "s3://bucket/prefix"}
+    assert config.stores == {"lab": StoreSettings("lab", "s3://bucket/prefix")}
     assert config.limits == Limits(Money(Decimal("20.00"), "EUR"), Money(Decimal("300.00")), None)
     assert config.notify == {"me": "https://example.org/hook"}
     assert (config.currency, config.owner) == ("EUR", "alice-2")
