@@ -14,6 +14,7 @@ from pathlib import Path
 # Each imports only from those before it; the last one is the program's entry.
 MODULES = (
     "layout",
+    "sigv4",
     "files",
     "ends",
     "events",
