@@ -26,6 +26,7 @@ MODULES = (
     "wrapper",
     "deadman",
     "launch",
+    "sampler",
     "supervisor",
     "status",
     "asks",

@@ -1,4 +1,4 @@
-"""What this machine is and how busy it is: cards, CPUs, memory, disk, a free port."""
+"""What this machine is and has: cards, CPUs, memory, disk, a free port."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import os
 import shutil
 import subprocess
 
-from orchestrator.agent.ends import uptime
-from orchestrator.agent.events import record_event
 from orchestrator.agent.files import read_text
 from orchestrator.agent.layout import HOME, control
 
-SAMPLE_S = 10.0
-
-
 GPU_FIELDS = ("index", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu", "power.draw")
 GPU_KEYS = ("index", "util", "mem_used", "mem_total", "temp", "power")
+THROTTLE = "clocks_throttle_reasons.active"  # newer drivers know it under this name as well
 
 
 def nvidia_smi() -> str | None:
@@ -33,28 +29,32 @@ def output_of(argv: list[str], seconds: float, cwd: str | None = None) -> str:
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
-def gpu_query() -> list[str] | None:
+def gpu_query(*more: str) -> list[str] | None:
     program = nvidia_smi()
     if program is None:
         return None
-    return [program, "--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
+    return [program, "--query-gpu=" + ",".join(GPU_FIELDS + more), "--format=csv,noheader,nounits"]
 
 
 def gpu_rows(text: str | None = None) -> list[dict[str, float | None]]:
-    """One dict a card; what the driver cannot tell ("[N/A]") is None. Memory in MiB, power in W."""
+    """One dict a card; what the driver cannot tell ("[N/A]") is None. Memory in MiB, power in W, `throttle` (where it
+    was asked for) the driver's bits."""
     if text is None:
         query = gpu_query()
         text = output_of(query, 10.0) if query else ""
     rows = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == len(GPU_KEYS) and cells[0].isdigit():
+        if len(GPU_KEYS) <= len(cells) <= len(GPU_KEYS) + 1 and cells[0].isdigit():
             row: dict[str, float | None] = {}
             for position, key in enumerate(GPU_KEYS):
                 try:
                     row[key] = int(cells[0]) if key == "index" else float(cells[position])
                 except ValueError:
                     row[key] = None
+            if len(cells) > len(GPU_KEYS):
+                bits = cells[-1]
+                row["throttle"] = int(bits, 16) if bits[:2] == "0x" and bits[2:].isalnum() else None
             rows.append(row)
     return rows
 
@@ -85,13 +85,14 @@ def cpu_count() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """(used, total) bytes, of the container where that is limited."""
+    """(used, total) bytes, of the container where that is limited; what the kernel would give back counts as free."""
     pairs = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines() if ":" in line)
     total = int(pairs["MemTotal"].split()[0]) << 10
     used = total - (int(pairs.get("MemAvailable", "0").split()[0]) << 10)
     limit, current = (read_text("/sys/fs/cgroup/memory." + name).strip() for name in ("max", "current"))
     if limit.isdigit() and int(limit) < total:
-        return int(current or 0), int(limit)
+        stat = dict(line.split(" ", 1) for line in read_text("/sys/fs/cgroup/memory.stat").splitlines() if " " in line)
+        return max(0, int(current or 0) - int(stat.get("inactive_file", "0"))), int(limit)
     return used, total
 
 
@@ -106,42 +107,3 @@ def disk() -> dict[str, int]:
         "total": info.f_blocks * info.f_frsize,
         "inodes_free": info.f_favail,
     }
-
-
-class Sampler:
-    """Every 10 s: cards, CPU, memory, disk. nvidia-smi can hang for minutes, so it is never waited for."""
-
-    def __init__(self) -> None:
-        self.due = 0.0
-        self.query: subprocess.Popen[bytes] | None = None
-        self.times = self.cpu_times()
-
-    @staticmethod
-    def cpu_times() -> tuple[int, int]:
-        numbers = [int(word) for word in read_text("/proc/stat").split("\n", 1)[0].split()[1:9]]
-        return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
-
-    def tick(self) -> None:
-        if self.query is None and uptime() >= self.due:
-            self.due = uptime() + SAMPLE_S
-            argv = gpu_query()
-            if argv is None:
-                self.record([])
-                return
-            null = subprocess.DEVNULL
-            self.query = subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null)
-        if self.query is not None and uptime() > self.due + 2 * SAMPLE_S:
-            self.query.kill()
-        if self.query is not None and self.query.poll() is not None:
-            assert self.query.stdout is not None
-            with self.query.stdout as pipe:
-                self.record(gpu_rows(pipe.read().decode("utf-8", "replace")))
-            self.query = None
-
-    def record(self, gpus: list[dict[str, float | None]]) -> None:
-        busy, total = self.cpu_times()
-        spent = total - self.times[1]
-        cpu = round(100.0 * (busy - self.times[0]) / spent, 1) if spent > 0 else 0.0
-        self.times = (busy, total)
-        used, size = memory()
-        record_event("sample", gpus=gpus, cpu=cpu, mem_used=used, mem_total=size, disk_free=disk()["free"])

@@ -19,9 +19,9 @@ from orchestrator.agent.events import record_event
 from orchestrator.agent.files import jot, note, read_json, replace, to_json
 from orchestrator.agent.launch import own_version, spawn_detached, start_in_tmux
 from orchestrator.agent.layout import PROTOCOL, control
-from orchestrator.agent.machine import Sampler
 from orchestrator.agent.processes import look_at, spare_from_oom
 from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run, all_runs, end_run
+from orchestrator.agent.sampler import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,15 +54,14 @@ class Supervisor:
         record_event("agent", pid=os.getpid(), version=own_version(), protocol=PROTOCOL)
         sampler = Sampler()
         while not self.stopping:
-            busy = False
-            for run in all_runs():
-                if run.key not in self.done:
-                    busy = True
-                    self.try_duty(self.tend, run)
-            self.try_duty(sampler.tick)
-            select.select([wake_read], [], [], 0.25 if busy or sampler.query else 1.0)
+            live = [run for run in all_runs() if run.key not in self.done]
+            for run in live:
+                self.try_duty(self.tend, run)
+            self.try_duty(sampler.tick, live)
+            select.select([wake_read], [], [], 0.25 if live or sampler.waiting else 1.0)
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
+        sampler.stop()
 
     def try_duty(self, duty: Callable[..., None], *args: Any) -> None:
         try:

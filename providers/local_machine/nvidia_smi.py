@@ -1,7 +1,7 @@
 """A stand-in for `nvidia-smi` on machines whose GPU is an imitation; copied into each and run there alone.
 
 It answers what training scripts and health checks ask: the plain table, `-L`, `--query-gpu=...` and
-`--query-compute-apps=...` with `--format=csv[,noheader][,nounits]`, and `-i`. What it says comes from
+`--query-compute-apps=...` with `--format=csv[,noheader][,nounits]`, `-i`, and `--loop`. What it says comes from
 `gpus.json` in the folder above it, so a test can break a card by writing that file:
 
     {"driver": "550.54", "cuda": "12.4", "fail": "", "hang_s": 0, "gpus": [{"name": ..., ...}]}
@@ -142,7 +142,28 @@ def table(world: dict[str, Any], cards: list[dict[str, Any]]) -> None:
     print(bar)
 
 
+def interval(argv: list[str]) -> float | None:
+    """Seconds between two answers of `--loop=10`, `-l 10` or `-lms 500`; None: one answer only."""
+    for position, word in enumerate(argv):
+        name, equals, text = word.partition("=")
+        if name in ("--loop", "-l", "--loop-ms", "-lms"):
+            text = text if equals else (argv[position + 1] if position + 1 < len(argv) else "5")
+            return float(text) / (1000 if name.endswith("ms") else 1)
+    return None
+
+
 def main(argv: list[str]) -> int:
+    """Answer once, or again and again, reading what the cards are each time."""
+    pause = interval(argv)
+    code = answer(argv)
+    while pause is not None and code == 0:
+        sys.stdout.flush()
+        time.sleep(pause)
+        code = answer(argv)
+    return code
+
+
+def answer(argv: list[str]) -> int:
     source = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(argv[0]))), "gpus.json")
     with open(source, encoding="utf-8") as file:
         world = json.load(file)

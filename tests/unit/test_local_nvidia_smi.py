@@ -110,3 +110,34 @@ def test_utilization_follows_the_machine_unless_given(
     monkeypatch.setattr(nvidia_smi, "busy", lambda: state)
     assert nvidia_smi.value(world, world["gpus"][0], "utilization.gpu") == shown
     assert nvidia_smi.value(world, {**world["gpus"][0], "utilization.gpu": 7}, "utilization.gpu") == "7"
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [(["--loop=10"], 10.0), (["-l", "2"], 2.0), (["--loop-ms=500"], 0.5), (["-L"], None), (["-l"], 5.0)],
+)
+def test_how_often_it_is_to_answer(words: list[str], seconds: float | None) -> None:
+    assert nvidia_smi.interval(["nvidia-smi", *words]) == seconds
+
+
+def test_again_and_again_it_reads_what_the_cards_are(
+    tmp_path: Path, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = iter([30, 99])
+
+    def change(_: float) -> None:
+        world["gpus"][0]["utilization.gpu"] = next(shown)
+        world["fail"] = "" if world["gpus"][0]["utilization.gpu"] == 30 else "Unknown Error"
+        (tmp_path / "gpus.json").write_text(json.dumps(world))
+
+    monkeypatch.setattr(nvidia_smi.time, "sleep", lambda pause: change(pause) if pause else None)
+    change(1)
+    words = [
+        str(tmp_path / "bin/nvidia-smi"),
+        "--query-gpu=utilization.gpu",
+        "--format=csv,noheader,nounits",
+        "-i",
+        "0",
+    ]
+    assert nvidia_smi.main([*words, "--loop=10"]) == 9
+    assert capsys.readouterr().out == "30\nUnknown Error\n"
