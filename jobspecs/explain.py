@@ -100,6 +100,10 @@ FOREIGN_KEYS: Mapping[str, str] = {
 }
 # Keys below another one that other tools, or older habits, write.
 _NESTED_FOREIGN: Mapping[tuple[str, str], str] = {
+    **{
+        ("sweep", key): "parameters are never conditional: write one sweep per case, or the combinations as a list"
+        for key in ("when", "if", "unless", "condition", "conditions", "depends_on", "parent", "only_if")
+    },
     ("data", "uri"): "`uri` is called `from` here",
     ("data", "source"): "`source` is called `from` here",
     ("data", "src"): "`src` is called `from` here",

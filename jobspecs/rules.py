@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jobspecs.problems import Problem, Refusal
 
 if TYPE_CHECKING:
-    from jobspecs.schema import JobSpec
+    from jobspecs.schema import JobSpec, Parameter, Sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +110,61 @@ def _many(spec: JobSpec) -> Iterator[Broken]:
     used = [key for key in ("sweep", "batch", "replicas") if getattr(spec, key) is not None]
     if len(used) > 1:
         yield Broken(tuple(used), (used[1],), f"{used[1]} and {used[0]} cannot be combined", "keep one of them")
+    if used and spec.workload == "serve":
+        yield Broken((used[0], "workload"), (used[0],), "a serve job has one machine", f"leave out {used[0]}")
+
+
+def _sweep(spec: JobSpec) -> Iterator[Broken]:
     sweep = spec.sweep
     if sweep is None:
         return
     if (sweep.parameters is None) == (sweep.legs is None):
         yield Broken(("sweep",), ("sweep",), "a sweep has either parameters or a list", "keep one of them")
-    if sweep.search.method in ("random", "tpe") and sweep.search.trials is None:
-        reason = f"{sweep.search.method} needs a number of trials"
-        yield Broken(("sweep",), ("sweep", "search"), reason, "add trials: 40")
+        return
     for name, parameter in (sweep.parameters or {}).items():
-        if len(parameter.model_dump(exclude_none=True)) != 1:
-            reason = "exactly one of values, log_uniform, uniform, int and files"
-            yield Broken(("sweep",), ("sweep", "parameters", name), reason)
+        yield from _parameter(name, parameter)
+    yield from _search(sweep)
+    for key, other in (("budget", spec.budget), ("max_price", spec.max_price)):
+        if other is not None and other.currency != sweep.budget.currency:
+            reason = f"is in {sweep.budget.currency} and {key} in {other.currency}"
+            yield Broken(("sweep", key), ("sweep", "budget"), reason, "write both in one currency")
+
+
+def _parameter(name: str, parameter: Parameter) -> Iterator[Broken]:
+    path = ("sweep", "parameters", name)
+    if len(parameter.model_dump(exclude_none=True)) != 1:
+        yield Broken(("sweep",), path, "exactly one of values, choice, log_uniform, uniform, int and files")
+        return
+    for bounds in (parameter.log_uniform, parameter.uniform, parameter.whole):
+        if bounds is not None and bounds[0] >= bounds[1]:
+            yield Broken(("sweep",), path, f"{bounds[0]} is not below {bounds[1]}", "write [low, high]")
+    if parameter.log_uniform is not None and parameter.log_uniform[0] <= 0:
+        yield Broken(("sweep",), path, "a logarithm needs bounds above 0", "write uniform, or a low end above 0")
+    if parameter.listed == ():
+        yield Broken(("sweep",), path, "has no values", "write at least one")
+
+
+def _search(sweep: Sweep) -> Iterator[Broken]:
+    from jobspecs.sweep import continuous, method_of
+
+    path, search, method = ("sweep", "search"), sweep.search, method_of(sweep)
+    if method in ("random", "tpe") and search.trials is None:
+        yield Broken(("sweep",), path, f"{method} needs a number of trials", "add trials: 40")
+    if method in ("grid", "list") and search.trials is not None:
+        yield Broken(("sweep",), path, f"a {method} has no trials: every leg is run", "write method: random")
+    if (method == "list") is not (sweep.legs is not None):
+        reason = "list needs `list`" if method == "list" else f"{method} needs parameters, not a list"
+        yield Broken(("sweep",), path, reason, "leave method out")
+    for name, parameter in (sweep.parameters or {}).items():
+        if method == "grid" and continuous(parameter):
+            yield Broken(("sweep",), path, f"a grid cannot list {name}", "write method: random and trials")
+    stops = sweep.stop_early is not None and sweep.stop_early.method != "none"
+    if sweep.metric is None and (stops or method == "tpe"):
+        yield Broken(("sweep",), ("sweep",), "stop_early and tpe compare legs by a metric", "add metric: {name, goal}")
 
 
 _RULES: tuple[Callable[[JobSpec], Iterator[Broken]], ...] = (
-    _times, _spot, _money, _model, _environment, _landing, _many
+    _times, _spot, _money, _model, _environment, _landing, _many, _sweep
 )  # fmt: skip
 
 _URI = re.compile(r"^([a-z][a-z0-9+.-]*://|[A-Za-z][A-Za-z0-9_-]+:(?!/|\\))")

@@ -172,12 +172,20 @@ class Parameter(Block):
     values: Annotated[tuple[f.AnyText, ...], BeforeValidator(f.one_or_many)] | None = Field(
         None, description="These values, kept as typed."
     )
+    choice: Annotated[tuple[f.AnyText, ...], BeforeValidator(f.one_or_many)] | None = Field(
+        None, description="The same as values."
+    )
     log_uniform: tuple[f.Number, f.Number] | None = Field(None, description="[low, high], even in the logarithm.")
     uniform: tuple[f.Number, f.Number] | None = Field(None, description="[low, high].")
     whole: tuple[Annotated[int, *f.whole(-(10**9))], Annotated[int, *f.whole(-(10**9))]] | None = Field(
         None, alias="int", description="[low, high], whole numbers, both ends included."
     )
     files: f.Text | None = Field(None, description="Files that match, relative to workdir.")
+
+    @property
+    def listed(self) -> tuple[str, ...] | None:
+        """The values that were written one by one."""
+        return self.values if self.values is not None else self.choice
 
 
 class Metric(Block):
@@ -193,8 +201,15 @@ class Metric(Block):
 class Search(Block):
     """How a sweep chooses its legs."""
 
-    method: Literal["grid", "random", "list", "tpe"] = Field("grid", description="grid | random | list | tpe.")
-    trials: Annotated[int | None, *f.whole(1)] = Field(None, description="Number of legs; random and tpe need it.")
+    method: Literal["grid", "random", "list", "tpe"] | None = Field(
+        None, description="grid | random | list | tpe. Left out: grid; random when a parameter is continuous."
+    )
+    trials: Annotated[int | None, *f.whole(1, 10_000)] = Field(
+        None, description="Number of legs; random and tpe need it."
+    )
+    seed: Annotated[int | None, *f.whole(0, 2**32 - 1)] = Field(
+        None, description="Seed of random and tpe. Left out: made from the name, so that the same sweep draws the same."
+    )
 
 
 class StopEarly(Block):

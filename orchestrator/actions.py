@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Literal
 
 from orchestrator.model import Exit, Outcome, Reason, SignalWhy
 from providers.base import Ask, Instance, Offer, Ref
@@ -24,6 +25,7 @@ class OpenRental:
     end: float
     end_reason: Reason
     reserve: Decimal
+    worker: int = 0  # which of the job's machines it will be
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,27 @@ class SetOutcome:
     reason: Reason
     detail: str = ""
     exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class SetTaskOutcome:
+    """Decide one of many tasks. Repeated: an outcome is set once."""
+
+    task: str
+    outcome: Outcome
+    reason: Reason
+    detail: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class ItemsOver:
+    """Items of a batch are done and home, or failed. Repeated: the first word stays."""
+
+    task: str
+    items: tuple[str, ...]
+    state: Literal["done", "failed"]
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -322,6 +345,8 @@ Write = (
     | StoreExit
     | StoreResultsLost
     | SetOutcome
+    | SetTaskOutcome
+    | ItemsOver
     | Hold
     | FinishJob
     | WaitForCapacity

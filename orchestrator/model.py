@@ -130,12 +130,25 @@ class Job:
 
 @dataclass(frozen=True)
 class Task:
-    """A unit of work with its own parameters and prefixes. A plain job has one, `t0`."""
+    """A unit of work with its own parameters and prefixes. A plain job has one, `t0`; a sweep has its legs, a batch its
+    slices, a job with replicas one for each. An early stop is `done` for the reason `stopped-early`: no bad result.
+    """
 
     job: str
     id: str
     params: Mapping[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
+    seq: int = 0  # the order in which they are wanted, from 1; 0: a plain job's one task
+    items: tuple[str, ...] = ()  # of a slice
+    reason: Reason | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    outcome_at: float | None = None
+    cancel_at: float | None = None  # the user wants this one to end
+    stop_at: float | None = None  # its reports say that it is not worth its money
+    stop_why: str = ""
+    kept_from: str = ""  # the earlier run's job that did it already
+    results_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,6 +190,7 @@ class Rental:
     billed_until: float | None = None
     interrupted_at: float | None = None  # notice, or death that we did not order
     tombstone_until: float | None = None
+    worker: int = 0  # which of the job's machines it is; a plain job has one, 0
 
     @property
     def open(self) -> bool:
@@ -229,6 +243,8 @@ class Assignment:
     last_step: int | None = None  # newest step durable from this run
     environment: Mapping[str, Any] = field(default_factory=dict)
     cause: Cause | None = None
+    read_to: int = 0  # bytes of the metric's log that were read
+    reported: int = 0  # reports that were found in them
 
     @property
     def key(self) -> str:

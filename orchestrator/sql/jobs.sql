@@ -7,7 +7,14 @@ VALUES (:id, :name, :run, :spec, :spec_hash, :snapshot, :base_dir, :created_at, 
         :data_manifests, :resumed_from, :results_dir, :max_cost, :git_commit);
 
 -- name: add_task
-INSERT INTO tasks (job, id, params) VALUES (:job, :id, :params);
+INSERT INTO tasks (job, id, params) VALUES (:job, :id, :params) ON CONFLICT (job, id) DO NOTHING;
+
+-- What only one of many tasks has.
+-- name: place_task
+UPDATE tasks SET seq = :seq, items = :items, outcome = :outcome, reason = :reason, detail = :detail,
+    exit_code = :exit_code, outcome_at = :outcome_at, stop_why = :stop_why, kept_from = :kept_from,
+    results_dir = :results_dir
+WHERE job = :job AND id = :id;
 
 -- name: job
 SELECT * FROM jobs WHERE id = :id;
@@ -40,7 +47,7 @@ SELECT run FROM jobs WHERE name = :name ORDER BY run;
 SELECT id, name, run FROM jobs WHERE id = :id;
 
 -- name: tasks
-SELECT * FROM tasks WHERE job = :job ORDER BY id;
+SELECT * FROM tasks WHERE job = :job ORDER BY seq, id;
 
 -- name: attempts
 SELECT * FROM attempts WHERE job = :job ORDER BY n;
@@ -58,7 +65,22 @@ UPDATE jobs SET outcome = :outcome, reason = :reason, detail = :detail, exit_cod
 WHERE id = :job AND outcome IS NULL;
 
 -- name: set_task_outcomes
-UPDATE tasks SET outcome = :outcome WHERE job = :job AND outcome IS NULL;
+UPDATE tasks SET outcome = :outcome, reason = :reason, detail = :detail, exit_code = :exit_code, outcome_at = :now
+WHERE job = :job AND outcome IS NULL;
+
+-- name: set_task_outcome
+UPDATE tasks SET outcome = :outcome, reason = :reason, detail = :detail, exit_code = :exit_code, outcome_at = :now
+WHERE job = :job AND id = :task AND outcome IS NULL;
+
+-- name: cancel_task
+UPDATE tasks SET cancel_at = coalesce(cancel_at, :now) WHERE job = :job AND id = :task AND outcome IS NULL;
+
+-- name: stop_task
+UPDATE tasks SET stop_at = :now, stop_why = :why
+WHERE job = :job AND id = :task AND outcome IS NULL AND stop_at IS NULL;
+
+-- name: set_task_results
+UPDATE tasks SET results_dir = :folder WHERE job = :job AND id = :task;
 
 -- name: hold_job
 UPDATE jobs SET held_until = :until WHERE id = :job AND held_until IS NULL;
@@ -94,7 +116,7 @@ UPDATE jobs SET spec = :spec, spec_hash = :spec_hash, snapshot = :snapshot, base
 WHERE id = :job AND terminal_at IS NULL AND cancel_at IS NULL AND outcome = 'failed' AND held_until > :now;
 
 -- name: reopen_tasks
-UPDATE tasks SET outcome = NULL WHERE job = :job;
+UPDATE tasks SET outcome = NULL, reason = NULL, detail = '', exit_code = NULL, outcome_at = NULL WHERE job = :job;
 
 -- Only a run that had results there: another one's folder was never written.
 -- name: move_results

@@ -1,9 +1,9 @@
 -- Rentals: the durable intents. No query here deletes.
 
 -- name: add_rental
-INSERT INTO rentals (id, job, attempt, provider, account, region, offer, phase, "end", wanted_end, end_reason,
+INSERT INTO rentals (id, job, attempt, worker, provider, account, region, offer, phase, "end", wanted_end, end_reason,
                      reserve, nonce, epoch, created_at)
-VALUES (:id, :job, :attempt, :provider, :account, :region, :offer, 'intent', :end, :end, :end_reason,
+VALUES (:id, :job, :attempt, :worker, :provider, :account, :region, :offer, 'intent', :end, :end, :end_reason,
         :reserve, :nonce, :epoch, :now);
 
 -- name: rental

@@ -70,3 +70,26 @@ SELECT a.job, a.ordered_at, coalesce(r.create_sent_at, r.created_at) AS rented_a
 FROM jobs j JOIN assignments a ON a.job = j.id JOIN rentals r ON r.id = a.rental
 WHERE j.name = :name AND j.outcome = 'done' AND a.ordered_at IS NOT NULL AND ended_at IS NOT NULL
 ORDER BY j.run DESC, a.n LIMIT :limit;
+
+-- name: reports
+SELECT * FROM reports WHERE job = :job AND (:task = '' OR task = :task) ORDER BY task, step;
+
+-- A later run's word on a step takes the place of an earlier one's; the same run never says a step twice.
+-- name: add_report
+INSERT INTO reports (job, task, step, value, n, at) VALUES (:job, :task, :step, :value, :n, :at)
+ON CONFLICT (job, task, step) DO UPDATE SET value = excluded.value, n = excluded.n, at = excluded.at
+WHERE excluded.n >= reports.n;
+
+-- name: read_to
+UPDATE assignments SET read_to = :read_to, reported = :reported WHERE job = :job AND task = :task AND n = :n;
+
+-- name: keep_reports
+INSERT OR IGNORE INTO reports (job, task, step, value, n, at)
+SELECT :job, task, step, value, 0, at FROM reports WHERE job = :old AND task = :task;
+
+-- name: items
+SELECT * FROM items WHERE job = :job ORDER BY task, item;
+
+-- name: add_item
+INSERT INTO items (job, task, item, state, detail, at) VALUES (:job, :task, :item, :state, :detail, :at)
+ON CONFLICT (job, item) DO NOTHING;

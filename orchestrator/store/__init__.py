@@ -41,7 +41,7 @@ from orchestrator.store.place import network_filesystem
 from orchestrator.store.queries import MIGRATIONS
 from orchestrator.store.receipts import Receipts
 from orchestrator.store.requests import Requests
-from orchestrator.store.rows import Bill, Entry, JobRef, Progress, Request
+from orchestrator.store.rows import Bill, Entry, ItemRow, JobRef, Progress, ReportRow, Request
 from orchestrator.store.salvaged import Salvage
 
 __all__ = [
@@ -49,12 +49,14 @@ __all__ = [
     "Bill",
     "Entry",
     "Fenced",
+    "ItemRow",
     "JobRef",
     "NameTaken",
     "NoSuchJob",
     "NotTheWriter",
     "OverBudget",
     "Progress",
+    "ReportRow",
     "Request",
     "Store",
     "StoreBroken",

@@ -117,6 +117,14 @@ class Decisions(Reads, Journal):
                 changed = self._run("results_lost", job=job, task=write.task, n=write.n, detail=write.detail) > 0
             case actions.SetOutcome():
                 changed = self._set_outcome(job, write, now)
+            case actions.SetTaskOutcome():
+                changed = self._run(
+                    "set_task_outcome", job=job, task=write.task, outcome=write.outcome.value,
+                    reason=write.reason.value, detail=write.detail, exit_code=write.exit_code, now=now,
+                ) > 0  # fmt: skip
+            case actions.ItemsOver():
+                rows = dict(job=job, task=write.task, state=write.state, detail=write.detail, at=now)
+                changed = sum(self._run("add_item", item=item, **rows) for item in write.items) > 0
             case actions.Hold():
                 changed = self._run("hold_job", job=job, until=write.until) > 0
             case actions.FinishJob():
@@ -148,8 +156,8 @@ class Decisions(Reads, Journal):
         attempt = self._rows("open_attempt", job=job, now=now)[0]["n"]
         offer = write.offer
         self._run(
-            "add_rental", id=rental, job=job, attempt=attempt, provider=offer.provider, account=offer.account,
-            region=offer.region, offer=offer_text(offer), end=write.end, end_reason=write.end_reason.value,
+            "add_rental", id=rental, job=job, attempt=attempt, worker=write.worker,
+            provider=offer.provider, account=offer.account, region=offer.region, offer=offer_text(offer), end=write.end, end_reason=write.end_reason.value,
             reserve=money(write.reserve), nonce=nonce, epoch=self.epoch, now=now,
         )  # fmt: skip
         self._run("note_first_rental", job=job, now=now)
@@ -261,7 +269,10 @@ class Decisions(Reads, Journal):
             now=now,
         )
         if changed:
-            self._run("set_task_outcomes", job=job, outcome=write.outcome.value)
+            self._run(
+                "set_task_outcomes", job=job, outcome=write.outcome.value, reason=write.reason.value,
+                detail=write.detail, exit_code=write.exit_code, now=now,
+            )  # fmt: skip
         return changed > 0
 
     def _finish(self, job: str, now: float) -> bool:

@@ -9,7 +9,18 @@ from decimal import Decimal
 from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Rental, Task
 from orchestrator.store.connection import Connection
 from orchestrator.store.errors import StoreError
-from orchestrator.store.rows import Bill, Entry, PastRun, Progress, build, build_all, in_currency, offer_of
+from orchestrator.store.rows import (
+    Bill,
+    Entry,
+    ItemRow,
+    PastRun,
+    Progress,
+    ReportRow,
+    build,
+    build_all,
+    in_currency,
+    offer_of,
+)
 from providers.base import Offer
 
 NO_RATES: Mapping[str, Decimal] = {}
@@ -82,6 +93,14 @@ class Reads(Connection):
     def checkpoints(self, job: str) -> tuple[CheckpointRow, ...]:
         """Durable ones that were not pruned, oldest first within a run."""
         return build_all(CheckpointRow, self._rows("checkpoints", job=job))
+
+    def reports(self, job: str, task: str = "") -> tuple[ReportRow, ...]:
+        """Values of a sweep's metric, of one task or of all, by task and step."""
+        return build_all(ReportRow, self._rows("reports", job=job, task=task))
+
+    def items(self, job: str) -> tuple[ItemRow, ...]:
+        """Items of a batch that are over."""
+        return build_all(ItemRow, self._rows("items", job=job))
 
     def progress(self, job: str) -> tuple[Progress, ...]:
         return build_all(Progress, self._rows("progress", job=job))

@@ -5,11 +5,12 @@ A receipt can come late, twice, or after the row has moved on; then the first wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from orchestrator.model import Cause, CheckpointRow, CreateOutcome
+from orchestrator.model import Assignment, Cause, CheckpointRow, CreateOutcome
 from orchestrator.store.decisions import Decisions
 from orchestrator.store.rows import cause_text, money, offer_text, plain, text
 from orchestrator.transitions import IllegalStep
@@ -81,6 +82,38 @@ class Receipts(Decisions):
         """Results of earlier runs that lay in `folder` were moved `aside` to make room for those of `job`."""
         with self.transaction():
             self._run("move_results", job=job, folder=folder, aside=aside)
+
+    def task_results(self, job: str, task: str, folder: str) -> None:
+        """Where the results of one of many tasks are."""
+        with self.transaction():
+            self._run("set_task_results", job=job, task=task, folder=folder)
+
+    def stop_task(self, job: str, task: str, why: str, now: float) -> bool:
+        """A leg's reports say that it is not worth its money; False when that is known, or it is over."""
+        with self.transaction():
+            changed = self._run("stop_task", job=job, task=task, why=why, now=now) > 0
+            if changed:
+                self.add_journal(now, "stop_task", f"{task}: {why}", job=job)
+        return changed
+
+    def reported(self, run: Assignment, found: Iterable[tuple[int, float]], read_to: int, now: float) -> int:
+        """(step, value) found in a run's log up to the byte `read_to`, in one transaction with that mark: a crash
+        reads the same bytes again, or not at all. Returns how many reports were stored.
+        """
+        found = list(found)
+        with self.transaction():
+            for step, value in found:
+                shown = None if math.isnan(value) else value
+                self._run("add_report", job=run.job, task=run.task, step=step, value=shown, n=run.n, at=now)
+            self._run(
+                "read_to", job=run.job, task=run.task, n=run.n, read_to=read_to, reported=run.reported + len(found)
+            )
+        return len(found)
+
+    def item_over(self, job: str, task: str, item: str, state: str, detail: str, now: float) -> bool:
+        """An item of a batch is `done`, and what it made is home, or `failed`; the first word stays."""
+        with self.transaction():
+            return self._run("add_item", job=job, task=task, item=item, state=state, detail=detail, at=now) > 0
 
     def last_step(self, job: str, task: str, n: int, step: int) -> None:
         """The newest step that is durable from this run; never goes back."""

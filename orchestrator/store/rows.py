@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -110,6 +111,30 @@ class JobRef:
     leg: str = ""
 
 
+@dataclass(frozen=True)
+class ReportRow:
+    """One value of a sweep's metric: of a step of a task, heard from run `n` at `at` (UTC epoch seconds)."""
+
+    job: str
+    task: str
+    step: int
+    value: float  # NaN and infinities are kept
+    n: int
+    at: float
+
+
+@dataclass(frozen=True)
+class ItemRow:
+    """One item of a batch that is over: `done` and home, or `failed` and why."""
+
+    job: str
+    task: str
+    item: str
+    state: str
+    detail: str
+    at: float
+
+
 def money(amount: Decimal | None) -> str | None:
     """Plain digits, never an exponent."""
     return None if amount is None else format(amount, "f")
@@ -181,7 +206,14 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
         "outcome": _maybe(Outcome),
         "reason": _maybe(Reason),
     },
-    Task: {"params": json.loads, "outcome": _maybe(Outcome)},
+    Task: {
+        "params": json.loads,
+        "items": lambda value: tuple(json.loads(value)),
+        "outcome": _maybe(Outcome),
+        "reason": _maybe(Reason),
+    },
+    ReportRow: {"value": lambda value: math.nan if value is None else value},
+    ItemRow: {},
     Attempt: {},
     Rental: {
         "offer": lambda value: offer_of(json.loads(value)),

@@ -32,8 +32,39 @@ class Wishes(Decisions):
                 git_commit=job.git_commit,
             )  # fmt: skip
             for task in tasks:
-                self._run("add_task", job=job.id, id=task.id, params=text(task.params))
+                self._add_task(task)
             self.add_journal(job.created_at, "add_job", f"run {job.run} of {job.name}", job=job.id)
+
+    def add_task(self, task: Task, now: float) -> bool:
+        """A leg that was drawn, or that an edit of the sweep added; False when it is there already."""
+        with self.transaction():
+            added = self._add_task(task)
+            if added:
+                self.add_journal(now, "add_task", task.id, job=task.job, data={"params": task.params})
+        return added
+
+    def _add_task(self, task: Task) -> bool:
+        added = self._run("add_task", job=task.job, id=task.id, params=text(task.params)) > 0
+        if added and task.seq:
+            self._run(
+                "place_task", job=task.job, id=task.id, seq=task.seq, items=text(task.items), outcome=task.outcome,
+                reason=task.reason, detail=task.detail, exit_code=task.exit_code, outcome_at=task.outcome_at,
+                stop_why=task.stop_why, kept_from=task.kept_from, results_dir=task.results_dir,
+            )  # fmt: skip
+        return added
+
+    def keep_reports(self, job: str, old: str, task: str) -> None:
+        """The reports of a leg that an earlier run did are this run's too."""
+        with self.transaction():
+            self._run("keep_reports", job=job, old=old, task=task)
+
+    def cancel_task(self, job: str, task: str, now: float) -> bool:
+        """The user wants one task to end; False when it is over."""
+        with self.transaction():
+            changed = self._run("cancel_task", job=job, task=task, now=now) > 0
+            if changed:
+                self.add_journal(now, "cancel_task", task, job=job)
+        return changed
 
     def cancel(self, job: str, now: float, *, at_once: bool = False) -> None:
         """The user wants it to end; `at_once` skips saving. The first time stays, a later `at_once` is added."""

@@ -279,7 +279,8 @@ def test_a_count_after_a_colon_is_no_base_60_number() -> None:
 
 
 def test_sweep_values_keep_their_text_and_bounds_are_numbers() -> None:  # B008
-    text = BASE + "sweep: {budget: 5, parameters: {lr: [1e-4, 2e-5], wd: 1e-2, x: {log_uniform: [1e-5, 1e-2]}}}\n"
+    values = "{lr: [1e-4, 2e-5], wd: 1e-2, x: {log_uniform: [1e-5, 1e-2]}}"
+    text = BASE + f"sweep: {{budget: 5, search: {{trials: 4}}, parameters: {values}}}\n"
     sweep = load(text).sweep
     assert sweep is not None
     assert sweep.parameters is not None

@@ -16,7 +16,7 @@ from store_rows import OFFER, add, home_in, intent, rent, writer_in
 import orchestrator.store
 from orchestrator import actions, model
 from orchestrator.model import Exit, Outcome, Reason
-from orchestrator.store import JobRef, NoSuchJob, Progress, Store, StoreError
+from orchestrator.store import ItemRow, JobRef, NoSuchJob, Progress, ReportRow, Store, StoreError
 from orchestrator.store.journal import KEEP_LINES, PRUNE_EVERY
 from orchestrator.store.queries import queries
 from orchestrator.transitions import DISRUPTIONS
@@ -34,10 +34,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
         ("jobs", model.Job, set()),
         ("tasks", model.Task, set()),
         ("attempts", model.Attempt, set()),
-        ("rentals", model.Rental, {"worker", "provider", "account", "region", "wanted_reserve", "epoch"}),
+        ("rentals", model.Rental, {"provider", "account", "region", "wanted_reserve", "epoch"}),
         ("assignments", model.Assignment, set()),
         ("checkpoints", model.CheckpointRow, {"pruned_at"}),
         ("progress", Progress, set()),
+        ("reports", ReportRow, set()),
+        ("items", ItemRow, set()),
     ],
 )
 def test_every_field_has_a_column_and_the_reverse(store: Store, table: str, cls: Any, own: set[str]) -> None:
