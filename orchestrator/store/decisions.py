@@ -123,7 +123,7 @@ class Decisions(Reads, Journal):
                     reason=write.reason.value, detail=write.detail, exit_code=write.exit_code, now=now,
                 ) > 0  # fmt: skip
             case actions.ItemsOver():
-                rows = dict(job=job, task=write.task, state=write.state, detail=write.detail, at=now)
+                rows = {"job": job, "task": write.task, "state": write.state, "detail": write.detail, "at": now}
                 changed = sum(self._run("add_item", item=item, **rows) for item in write.items) > 0
             case actions.Hold():
                 changed = self._run("hold_job", job=job, until=write.until) > 0
@@ -157,7 +157,8 @@ class Decisions(Reads, Journal):
         offer = write.offer
         self._run(
             "add_rental", id=rental, job=job, attempt=attempt, worker=write.worker,
-            provider=offer.provider, account=offer.account, region=offer.region, offer=offer_text(offer), end=write.end, end_reason=write.end_reason.value,
+            provider=offer.provider, account=offer.account, region=offer.region, offer=offer_text(offer),
+            end=write.end, end_reason=write.end_reason.value,
             reserve=money(write.reserve), nonce=nonce, epoch=self.epoch, now=now,
         )  # fmt: skip
         self._run("note_first_rental", job=job, now=now)

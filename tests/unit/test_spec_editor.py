@@ -82,7 +82,7 @@ SPELLINGS = [
     "image: {runpod: x}", "workdir: .", "workdir: {git: x, ref: y}", "retry: {max: 1, exit_codes: 3}", "replicas: 3",
     "retry: {exit_codes: [1, 2]}", "grace: {time: 5m, signal: SIGINT}", "disk: {data: 100GB}", "secrets: A",
     "notify: me",
-    "sweep: {budget: 5, search: {trials: 4}, parameters: {a: [1, 2], b: 3, c: {log_uniform: [1, 2]}, d: {int: [1, 2]}}}",
+    "sweep: {budget: 5, search: {trials: 4}, parameters: {a: [1], b: 3, c: {log_uniform: [1, 2]}, d: {int: [1, 2]}}}",
     "sweep: {budget: 5, list: [{a: 1}, {a: 2}]}", "model: {params: 7B}", "batch: {items: 'x/*', slice: 5}",
     "finish_by: '2026-12-01T09:00:00Z'", "allow: dirty", "progress: {regex: '(x)', total: 10}",
     "alarms: {gpu_util_below: {percent: 70, for: 15m}}",
