@@ -36,7 +36,13 @@ def check_files(spec: JobSpec, base_dir: Path) -> list[Problem]:
             problems.append(_problem("workdir", f"{spec.workdir} is a file, not a folder"))
             return problems
     if spec.workdir is not None and folder is None:
-        return problems  # a repository is seen only on the machine
+        return problems  # a repository: `check_commands` looks once it is checked out
+    return problems + check_commands(spec, folder)
+
+
+def check_commands(spec: JobSpec, folder: Path | None) -> list[Problem]:
+    """Problems with the files that the first words of setup, smoke and run name; `folder` is the workdir, if any."""
+    problems: list[Problem] = []
     for key in ("setup", "smoke", "run"):
         command = getattr(spec, key)
         if command is not None:

@@ -189,8 +189,6 @@ NOT_YET: tuple[tuple[str, str], ...] = (
 def unserved(spec: JobSpec) -> list[Problem]:
     """One problem for every part of the spec that is valid and that no code serves yet."""
     found = [(key, "not yet", hint) for key, hint in NOT_YET if getattr(spec, key)]
-    if spec.workdir is not None and not isinstance(spec.workdir, str):
-        found.append(("workdir", "{git, ref} is not yet served", "clone it and write the folder"))
     for position, entry in enumerate(spec.data):
         if is_remote(entry.source):
             hint = "download it beside the spec, or fetch it in setup"

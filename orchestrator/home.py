@@ -8,6 +8,8 @@
         controller.lock    held by the controller for its life; .sock pokes it; .log is its log
         blobs/ab/abcd...   content store: files of all snapshots, by SHA-256
         snapshots/HASH     one snapshot's manifest (JSON)
+        manifests/HASH     one data source's list of files (JSON lines)
+        git/HASH.git       clones of `workdir: {git, ref}`, fetched again at each apply
         secrets/JOB/NAME   0600 files, removed at the job's end
         jobs/JOB/          logs, mirror and results staging of one job
         rentals/ID/        key, pinned host key and ssh_config of one machine
@@ -86,6 +88,14 @@ class Home:
     @property
     def snapshots(self) -> Path:
         return self.state / "snapshots"
+
+    @property
+    def manifests(self) -> Path:
+        return self.state / "manifests"
+
+    @property
+    def repositories(self) -> Path:
+        return self.state / "git"
 
     def secrets(self, job: str) -> Path:
         return self.state / "secrets" / job

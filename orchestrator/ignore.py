@@ -12,14 +12,12 @@ The user's global excludes are not read: another person's apply must send the sa
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+from orchestrator.wildmatch import Pattern, patterns_of, verdict
 
 OURS = ".gpujobignore"
 RESULTS = "gpujob-results"
@@ -32,37 +30,7 @@ ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")  # one of these inside: a Pytho
 GIT_TIMEOUT_S = 30
 
 
-def _patterns(lines: Iterable[str]) -> tuple[GitIgnoreSpecPattern, ...]:
-    """Patterns with an opinion, last one first, as the last match wins."""
-    # `a/**/` is "folders below a" to git, and `a` itself to pathspec
-    spec = GitIgnoreSpec.from_lines(f"{line}*/" if line.endswith("/**/") else line for line in lines)
-    found = [p for p in spec.patterns if p.include is not None and isinstance(p, GitIgnoreSpecPattern)]
-    return tuple(reversed(found))
-
-
-def _verdict(patterns: tuple[GitIgnoreSpecPattern, ...], path: str) -> bool | None:
-    """True: left out, False: asked for, None: no opinion. `path` ends in `/` for a folder."""
-    for pattern in patterns:
-        if pattern.regex is not None and _is_about(pattern.regex, path):
-            return bool(pattern.include)
-    return None
-
-
-def _is_about(regex: re.Pattern[str], path: str) -> bool:
-    """Whether the entry itself matches: a folder above it was judged when that folder was met.
-
-    pathspec's group `ps_d` is the slash after the part that matched; what follows it is only below that part.
-    """
-    for match in regex.finditer(path):
-        if match.groupdict().get("ps_d") is not None:
-            if match.start("ps_d") == len(path) - 1:
-                return True
-        elif not path.endswith("/") or match.end() < len(path):
-            return True  # else it is `a/**`, which is about what lies in `a`
-    return False
-
-
-NEVER_PATTERNS = _patterns(NEVER)
+NEVER_PATTERNS = patterns_of("\n".join(NEVER).encode())
 
 
 @dataclass
@@ -72,9 +40,9 @@ class Rules:
     root: Path
     excluded: frozenset[Path]  # absolute folders that hold results
     tracked: frozenset[str] = frozenset()  # paths that git tracks, and the folders above them
-    _above: tuple[tuple[str, tuple[GitIgnoreSpecPattern, ...]], ...] = ()  # (workdir's path below it, patterns)
-    _git: dict[str, tuple[GitIgnoreSpecPattern, ...]] = field(default_factory=dict)
-    _ours: dict[str, tuple[GitIgnoreSpecPattern, ...]] = field(default_factory=dict)
+    _above: tuple[tuple[str, tuple[Pattern, ...]], ...] = ()  # (workdir's path below it, patterns)
+    _git: dict[str, tuple[Pattern, ...]] = field(default_factory=dict)
+    _ours: dict[str, tuple[Pattern, ...]] = field(default_factory=dict)
 
     def enter(self, folder: str) -> None:
         """Read the ignore files of `folder` (relative to the root, "" for itself)."""
@@ -85,44 +53,44 @@ class Rules:
 
     def reason(self, path: str, is_folder: bool) -> str:
         """Why `path` is left out, or "" when it is sent."""
-        shown = f"{path}/" if is_folder else path
         if self.root / path in self.excluded:
             return "results"
-        asked = _nested(self._ours, shown)
+        asked = _nested(self._ours, path, is_folder)
         if asked is not None:
             return OURS if asked else ""
-        if _verdict(NEVER_PATTERNS, shown):
+        if verdict(NEVER_PATTERNS, os.fsencode(path), is_folder):
             return f"never sent; `!{Path(path).name}` in {OURS} asks for it"
         if is_folder and any((self.root / path / mark).exists() for mark in ENVIRONMENT_MARKS):
             return f"a Python environment; `!{Path(path).name}` in {OURS} asks for it"
         if path in self.tracked:
             return ""
-        ignored = _nested(self._git, shown)
+        ignored = _nested(self._git, path, is_folder)
         for prefix, patterns in self._above:
             if ignored is not None:
                 break
-            ignored = _verdict(patterns, prefix + shown)
+            ignored = verdict(patterns, os.fsencode(prefix + path), is_folder)
         return ".gitignore" if ignored else ""
 
 
-def _nested(by_folder: Mapping[str, tuple[GitIgnoreSpecPattern, ...]], shown: str) -> bool | None:
-    """The verdict of the deepest folder above `shown` that has one."""
-    folder = os.path.dirname(shown.rstrip("/"))
+def _nested(by_folder: Mapping[str, tuple[Pattern, ...]], path: str, is_folder: bool) -> bool | None:
+    """The verdict of the deepest folder above `path` that has one."""
+    folder = os.path.dirname(path)
     while True:
         if folder in by_folder:
-            verdict = _verdict(by_folder[folder], shown[len(folder) + 1 :] if folder else shown)
-            if verdict is not None:
-                return verdict
+            below = path[len(folder) + 1 :] if folder else path
+            found = verdict(by_folder[folder], os.fsencode(below), is_folder)
+            if found is not None:
+                return found
         if not folder:
             return None
         folder = os.path.dirname(folder)
 
 
-def _read(path: Path) -> tuple[GitIgnoreSpecPattern, ...]:
+def _read(path: Path) -> tuple[Pattern, ...]:
     try:
         if path.is_symlink():
             return ()  # git does not follow it either
-        return _patterns(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+        return patterns_of(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ()
 

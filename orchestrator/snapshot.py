@@ -38,6 +38,8 @@ LARGEST_SHOWN = 5
 CHUNK = 1024 * 1024
 READ_AGAIN = 5  # how often a file that changes under our hands is read before we give up
 SYNC_EACH = 256  # up to so many new blobs each is synced alone; beyond, the whole system once
+LFS_HEAD = b"version https://git-lfs.github.com/spec/"
+LFS_MAX = 1024  # bytes; longer is no pointer by its own specification
 COUNTED = 2000  # files of a left-out folder that are counted for its size
 # Rebuilt files get a time made from their content: rsync's quick check and Python's bytecode cache then see every
 # change, although both only look at size and time, and a second rebuild sends nothing.
@@ -80,7 +82,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`commit` is the git commit, or empty; `dirty`: the workdir differs from it."""
+    """`commit` is the git commit, or empty; `dirty`: the workdir differs from it; `origin`: "main of https://...".
+
+    `pointers`: files that are Git LFS pointers instead of what they stand for.
+    """
 
     hash: str
     files: tuple[Entry, ...]
@@ -88,6 +93,8 @@ class Snapshot:
     left_out: tuple[LeftOut, ...]
     commit: str = ""
     dirty: bool = False
+    origin: str = ""
+    pointers: tuple[str, ...] = ()
 
 
 def take(workdir: Path, home: Home, *, exclude: Iterable[Path] = (), allow_large: bool = False) -> Snapshot:
@@ -114,7 +121,19 @@ def take(workdir: Path, home: Home, *, exclude: Iterable[Path] = (), allow_large
     dirty = bool(git(root, "status", "--porcelain", "--", ".")) if head else False
     size = sum(entry.size for entry in entries)
     commit = head.decode().strip() if head else ""
-    return Snapshot(digest, tuple(entries), size, tuple(left_out), commit, dirty)
+    pointers = tuple(entry.path for entry in entries if is_pointer(root / entry.path, entry.size, entry.kind))
+    return Snapshot(digest, tuple(entries), size, tuple(left_out), commit, dirty, pointers=pointers)
+
+
+def is_pointer(path: Path, size: int, kind: str = "file") -> bool:
+    """Whether a file is a Git LFS pointer: a few lines in place of the content, which fails far from here (B063)."""
+    if kind != "file" or not len(LFS_HEAD) < size <= LFS_MAX:
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_HEAD)) == LFS_HEAD
+    except OSError:
+        return False  # gone since: the snapshot has it, and nothing more can be said
 
 
 def load(home: Home, digest: str) -> tuple[Entry, ...]:

@@ -21,7 +21,7 @@ from orchestrator.cli.quotes import configured, quotes
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
-    from jobspecs.schema import JobSpec
+    from jobspecs.schema import GitSource, JobSpec
     from orchestrator.config import Config
     from orchestrator.history import History
     from orchestrator.planning import Plan
@@ -208,15 +208,38 @@ def results_dir_of(spec: JobSpec, base_dir: Path) -> str:
 
 def freeze(home: Home, spec: JobSpec, base_dir: Path) -> Snapshot | None:
     """The snapshot of the workdir; the folders of results are never part of it."""
-    if not isinstance(spec.workdir, str):
+    if spec.workdir is None:
         return None
     from orchestrator.snapshot import take
 
+    large = "large-workdir" in spec.allow
+    if not isinstance(spec.workdir, str):
+        return _freeze_commit(home, spec, spec.workdir, base_dir)
     artifacts = spec.artifacts if isinstance(spec.artifacts, tuple) else ()
     exclude = [base_dir / RESULTS, *(base_dir / Path(each.to).expanduser() for each in artifacts if each.to)]
     folder = base_dir / Path(spec.workdir).expanduser()
     outside = [path for path in exclude if path.resolve() != folder.resolve()]
-    return take(folder, home, exclude=outside, allow_large="large-workdir" in spec.allow)
+    return take(folder, home, exclude=outside, allow_large=large)
+
+
+def _freeze_commit(home: Home, spec: JobSpec, source: GitSource, base_dir: Path) -> Snapshot:
+    """The snapshot of a repository at one commit, and what is not in it."""
+    from jobspecs.files import check_commands
+    from orchestrator.snapshot import LeftOut, take
+    from orchestrator.sources.git import checkout
+
+    with checkout(home, source.git, source.ref, base_dir, allow_dirty="dirty" in spec.allow) as found:
+        problems = check_commands(spec, found.folder)
+        if problems:
+            first = problems[0]
+            raise CliError(
+                f"{first.key}: {first.reason} (at {found.commit[:12]}, {found.origin})",
+                where=spec.name, next=first.hint,
+            )  # fmt: skip
+        shot = take(found.folder, home, allow_large="large-workdir" in spec.allow)
+    left = [each for each in shot.left_out if each.path != ".git"]  # the checkout's own mark
+    left += [LeftOut(path, reason, 0) for path, reason in found.notes]
+    return replace(shot, left_out=tuple(left), commit=found.commit, dirty=False, origin=found.origin)
 
 
 COMMANDS = {"plan": Command(_add, run)}

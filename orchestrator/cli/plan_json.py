@@ -95,7 +95,8 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
         "spec_hash": prepared.spec_hash,
         "snapshot": {
             "hash": shot.hash, "files": sum(entry.kind == "file" for entry in shot.files), "bytes": shot.bytes,
-            "commit": shot.commit or None, "dirty": shot.dirty,
+            "commit": shot.commit or None, "dirty": shot.dirty, "origin": shot.origin or None,
+            "lfs_pointers": list(shot.pointers),
             "left_out": [{"path": each.path, "reason": each.reason, "bytes": each.bytes} for each in shot.left_out],
         } if shot else None,
     }  # fmt: skip

@@ -228,6 +228,10 @@ def _snapshot(prepared: Prepared) -> Iterator[str]:
     files = sum(entry.kind == "file" for entry in shot.files)
     commit = f", commit {shot.commit[:12]}{' with changes' if shot.dirty else ''}" if shot.commit else ""
     yield f"snapshot   {files} files, {size(shot.bytes)}, {shot.hash[:12]}{commit}"
+    if shot.origin:
+        yield f"  from      {shot.origin}"
+    for path in shot.pointers[:LEFT_OUT_SHOWN]:
+        yield f"  WARNING   {path} is a Git LFS pointer, not the content: `git lfs pull` here brings it"
     for left in shot.left_out[:LEFT_OUT_SHOWN]:
         more = "more than " if left.more else ""
         yield f"  not sent  {left.path}  ({left.reason}, {more}{size(left.bytes)})"

@@ -129,7 +129,7 @@ def test_placeholders_are_kept_for_the_places_that_fill_them() -> None:
         ("sweep: {list: [{a: 1}], budget: 1}", ["sweep"]),
         ("batch: {items: 'x/*'}", ["batch"]),
         ("replicas: 2", ["replicas"]),
-        ("workdir: {git: x, ref: y}", ["workdir"]),
+        ("workdir: {git: x, ref: y}", []),
         ("data: [./here, s3://b/x, hf://o/n, 'https://h/y', 'lab:z']",
          ["data[1].from", "data[2].from", "data[3].from", "data[4].from"]),
         ("checkpoint: {mirror: 's3://b/x'}", ["checkpoint.mirror"]),
