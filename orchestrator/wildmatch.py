@@ -9,13 +9,13 @@ Rules: names are bytes, as for git, so `?` is one byte. Pure: no file is read he
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 GLOB = b"*?[\\"  # letters that end the literal beginning of a pattern
 BOM = b"\xef\xbb\xbf"
-_CLASSES = {
+_CLASSES: dict[bytes, Callable[[bytes], bool]] = {
     b"alnum": bytes.isalnum, b"alpha": bytes.isalpha, b"digit": bytes.isdigit, b"lower": bytes.islower,
     b"upper": bytes.isupper, b"space": bytes.isspace, b"blank": lambda c: c in b" \t",
     b"cntrl": lambda c: c < b" " or c == b"\x7f", b"graph": lambda c: b" " < c < b"\x7f",
