@@ -63,8 +63,8 @@ def _domain(parameter: Mapping[str, Any], files: Callable[[str], Sequence[str]])
     if parameter.get("int") is not None:
         first, last = map(int, parameter["int"])
         return Whole(first, last)
-    values = parameter["values"] if parameter.get("values") is not None else files(str(parameter["files"]))
-    return Choice(tuple(dict.fromkeys(map(str, values))))
+    listed = [parameter[key] for key in ("values", "choice") if parameter.get(key) is not None]
+    return Choice(tuple(dict.fromkeys(map(str, listed[0] if listed else files(str(parameter["files"]))))))
 
 
 def size_of(space: Space) -> int | None:

@@ -36,6 +36,7 @@ def test_a_space_is_read_from_a_stored_spec() -> None:
         "layers": {"int": [2, 8]},
         "batch": {"values": ["16", "1e-4", "0.0001", "16"]},
         "config": {"files": "configs/*.yaml"},
+        "act": {"choice": ["relu", "gelu"]},
     }
     found = space_of(stored, lambda pattern: [pattern.replace("*", "1"), pattern.replace("*", "2")])
     assert list(found.items()) == [
@@ -44,6 +45,7 @@ def test_a_space_is_read_from_a_stored_spec() -> None:
         ("layers", Whole(2, 8)),
         ("batch", Choice(("16", "1e-4", "0.0001"))),
         ("config", Choice(("configs/1.yaml", "configs/2.yaml"))),
+        ("act", Choice(("relu", "gelu"))),
     ]
 
 
