@@ -12,13 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator import sync
-from orchestrator.agent.checkpoints import is_whole_file
+from orchestrator.agent.formats import flaw_of
 from orchestrator.home import Home
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.mirror import (
@@ -45,7 +44,6 @@ __all__ = [
 ]  # fmt: skip
 
 HASH_TIMEOUT_S = 1800.0  # the machine reads all bytes of the checkpoint
-WHOLE_KINDS = (".pt", ".pth", ".npz", ".zip", ".safetensors")
 
 
 class Agent(Protocol):
@@ -236,18 +234,13 @@ def _sha256(path: Path) -> str:
 
 
 def _check_structure(parts: Path, manifest: Manifest) -> None:
-    """What a format shows of its own wholeness: hashes only say that the machine's bytes are these (B116)."""
-    for file in manifest.files:
-        if file.link or not file.path.endswith(WHOLE_KINDS):
-            continue
-        try:
-            whole = is_whole_file(str(parts / file.path))
-        except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, OSError) as exc:
-            raise CheckpointError(f"{file.path} is damaged: {exc}") from exc
-        if not whole:
-            raise CheckpointError(f"{file.path} is damaged: bytes are missing")
+    """What a format shows of its own wholeness, as the agent saw it: hashes only say that the machine's bytes are
+    these (B116)."""
     if not any(file.size for file in manifest.files):
         raise CheckpointError(f"{manifest.name} is empty")
+    flaw = flaw_of(str(parts / manifest.name))
+    if flaw:
+        raise CheckpointError(f"{manifest.name} is damaged: {flaw}")
 
 
 def _make_durable(parts: Path, manifest: Manifest) -> None:

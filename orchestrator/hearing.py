@@ -23,7 +23,16 @@ from providers.base import Instance, Listing, Resource
 if TYPE_CHECKING:
     from orchestrator.loop import Loop
 
-TOLD = ("stage", "checkpoint", "notice", "signal", "exit", "saving", "ending")  # events that a timeline shows
+TOLD = (
+    "stage",
+    "checkpoint",
+    "incomplete",
+    "notice",
+    "signal",
+    "exit",
+    "saving",
+    "ending",
+)  # events that a timeline shows
 
 log = structlog.get_logger()
 

@@ -8,10 +8,13 @@ stale machine's late write is harmless. On the trunk the furthest step wins.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+# The agent judges siblings by the same shapes (`agent.names`), which the layers below it may not import
 NUMBER = re.compile(r"\d+")
+HASH = re.compile(r"(?<![0-9a-z])[0-9a-f]{16,}(?![0-9a-z])")
 
 
 class Checkpoint(Protocol):
@@ -76,21 +79,34 @@ def passed_over(seal: Sequence[M]) -> tuple[tuple[M, str], ...]:
     """Checkpoints that are not resumed from although they are the furthest, each with the reason.
 
     Only the last one of a run can be one that it was killed in: a folder that lacks a file which the one before had
-    (names with their numbers taken out) was not finished (B115). At most one of each run, so that a layout
-    that changes on purpose costs one checkpoint and not all.
+    (names with their numbers taken out), or has fewer of a kind, was not finished (B115). At most one of each run, so
+    that a layout that changes on purpose costs one checkpoint and not all.
     """
     found = []
     for n in sorted({manifest.n for manifest in seal}):
         own = sorted((m for m in seal if m.n == n), key=lambda m: m.step)
         if len(own) < 2:
             continue
-        missing = sorted(_shapes(own[-2]) - _shapes(own[-1]))
+        missing = lacks(shapes(_inner(own[-2])), shapes(_inner(own[-1])))
         if missing:
-            found.append((own[-1], f"it lacks {missing[0]}, which {own[-2].name} has: probably not finished"))
+            found.append((own[-1], f"it lacks {missing}, which {own[-2].name} has: probably not finished"))
     return tuple(found)
 
 
-def _shapes(manifest: Manifest) -> frozenset[str]:
-    """File names below the checkpoint's own, with every number as `#`."""
-    inner = (file.path.partition("/")[2] for file in manifest.files)
-    return frozenset(NUMBER.sub("#", name) for name in inner if name)
+def _inner(manifest: Manifest) -> list[str]:
+    """File names below the checkpoint's own."""
+    return [name for name in (file.path.partition("/")[2] for file in manifest.files) if name]
+
+
+def shapes(paths: Iterable[str]) -> Counter[str]:
+    """How many files of each name with its numbers as `#`. Of those named by a hash (`@`) the number says nothing."""
+    found = Counter(NUMBER.sub("#", HASH.sub("@", path)) for path in paths)
+    return Counter({shape: 1 if "@" in shape else count for shape, count in found.items()})
+
+
+def lacks(earlier: Counter[str], later: Counter[str]) -> str:
+    """What `later` has not, or has fewer of, than its earlier sibling; "" where nothing is missing."""
+    for shape, count in sorted(earlier.items()):
+        if later[shape] < count:
+            return shape if not later[shape] else f"{count - later[shape]} of {count} {shape}"
+    return ""

@@ -124,9 +124,19 @@ class Supervisor:
         told = {(item["name"], item["mtime"]) for item in before if item["complete"]}
         for item in found:
             if item["complete"] and (item["name"], item["mtime"]) not in told:
-                fields = {key: item[key] for key in ("name", "step", "bytes")}
+                fields = {key: item[key] for key in ("name", "step", "bytes", "save_s")}
                 record_event("checkpoint", run=run.key, **fields)
+        if final:
+            self.tell_unfinished(run, found)
         self.known[run.key] = found
+
+    def tell_unfinished(self, run: Run, found: list[dict[str, Any]]) -> None:
+        """What would have been the newest one, and why it is not resumed from."""
+        whole = max((item["step"] for item in found if item["complete"]), default=-1)
+        for item in found:
+            if item.get("why") and item["step"] > whole:
+                fields = {key: item[key] for key in ("name", "step", "bytes", "why")}
+                record_event("incomplete", run=run.key, **fields)
 
     def report_end(self, run: Run, ended: dict[str, Any]) -> None:
         run.forget_secrets()  # a repeat: who ended it may have been killed before this

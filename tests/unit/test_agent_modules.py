@@ -28,12 +28,14 @@ from orchestrator.agent import (
     machine,
 )
 from orchestrator.agent.asks import need, need_name, need_run
-from orchestrator.agent.checkpoints import CheckpointScan, is_whole, step_of, step_pattern
+from orchestrator.agent.checkpoints import CheckpointScan
 from orchestrator.agent.commands import check_order
 from orchestrator.agent.ends import Deadline
+from orchestrator.agent.formats import is_whole
 from orchestrator.agent.hook import boot_hook
 from orchestrator.agent.inventory import walk_files
 from orchestrator.agent.layout import Refusal
+from orchestrator.agent.names import step_of, step_pattern
 from orchestrator.agent.processes import Proc, below
 from orchestrator.agent.stage_log import StageLog
 from orchestrator.agent.status import shortened
@@ -126,7 +128,7 @@ def test_a_cut_archive_is_not_whole_but_an_old_pickle_is(tmp_path: Path) -> None
     cut_torch = tmp_path / "step_2.pt"
     cut_torch.write_bytes(cut.read_bytes())
     pickle = tmp_path / "step_3.pt"
-    pickle.write_bytes(b"\x80\x02old")
+    pickle.write_bytes(b"\x80\x02]q\x00.")
     empty = tmp_path / "step_4.bin"
     empty.touch()
     assert [is_whole(str(path)) for path in (whole, cut, cut_torch, pickle, empty)] == [True, False, False, True, False]
@@ -147,7 +149,7 @@ def test_folders_are_whole_by_marker_or_by_all_their_files(tmp_path: Path) -> No
     marked, plain, saving, sharded, nothing = (tmp_path / name for name in ("m_1", "p_2", "s_3", "d_4", "n_5"))
     for folder in (marked, plain, saving, sharded, nothing):
         folder.mkdir()
-    (marked / "bad.npz").write_bytes(b"PK cut")
+    (marked / "left_over.tmp").write_bytes(b"of another program")
     (marked / "COMPLETE").touch()
     (plain / "weights.bin").write_bytes(b"w")
     (saving / "weights.bin").write_bytes(b"w")
@@ -160,8 +162,10 @@ def test_folders_are_whole_by_marker_or_by_all_their_files(tmp_path: Path) -> No
         False,
         False,
     ]
-    (sharded / ".metadata").write_bytes(b"m")
+    (sharded / ".metadata").write_bytes(b"\x80\x02}q\x00.")
     assert is_whole(str(sharded))
+    (marked / "bad.npz").write_bytes(b"PK cut")
+    assert not is_whole(str(marked))  # a marker says that all was written, not that what is there can be read
 
 
 class FakeRun:
