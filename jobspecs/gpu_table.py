@@ -22,6 +22,12 @@ class GpuClass:
     spellings: tuple[str, ...] = ()
     arm64: bool = False
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """(8, 9); None for cards without CUDA."""
+        major, _, minor = self.compute.partition(".")
+        return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
 
 def _table() -> tuple[GpuClass, ...]:
     turing, volta, ampere, ga102 = ("Turing", "7.5"), ("Volta", "7.0"), ("Ampere", "8.0"), ("Ampere", "8.6")

@@ -91,6 +91,16 @@ def _model(spec: JobSpec) -> Iterator[Broken]:
         yield Broken(("model",), ("model", "kv_heads"), f"{size.kv_heads} need heads, which is {heads}", "write heads")
 
 
+def _image(spec: JobSpec) -> Iterator[Broken]:
+    """An image whose CUDA knows none of the cards that may be rented."""
+    from jobspecs.cuda import cuda_of_image, misfit
+
+    known = cuda_of_image(spec.image) if isinstance(spec.image, str) else None
+    wrong = [misfit(known, gpu.capability) for choice in spec.gpu.choices for gpu in choice.classes()]
+    if known is not None and wrong and all(wrong):
+        yield Broken(("image", "gpu"), ("image",), f"{spec.image}: {wrong[0]}", "take another image, or another card")
+
+
 def _environment(spec: JobSpec) -> Iterator[Broken]:
     for name in spec.secrets:
         if name in spec.env:
@@ -164,7 +174,7 @@ def _search(sweep: Sweep) -> Iterator[Broken]:
 
 
 _RULES: tuple[Callable[[JobSpec], Iterator[Broken]], ...] = (
-    _times, _spot, _money, _model, _environment, _landing, _many, _sweep
+    _times, _spot, _money, _model, _image, _environment, _landing, _many, _sweep
 )  # fmt: skip
 
 _URI = re.compile(r"^([a-z][a-z0-9+.-]*://|[A-Za-z][A-Za-z0-9_-]+:(?!/|\\))")

@@ -31,6 +31,7 @@ class Connections:
         self._home, self._clock, self._post, self._epoch = home, clock, post, epoch
         self._watches: dict[str, MachineWatch] = {}
         self._jobs: dict[str, str] = {}
+        self._inspected: set[str] = set()  # rentals whose machine was looked at and is well
         self._lock = threading.Lock()
 
     def watch(self, rental: RentalFacts, job: Job, spec: JobSpec) -> None:
@@ -74,6 +75,7 @@ class Connections:
         with self._lock:
             watch = self._watches.pop(rental, None)
             self._jobs.pop(rental, None)
+            self._inspected.discard(rental)
         if watch is not None:
             watch.stop()
             if watch.target is not None:  # OpenSSH's shared connection would linger for a minute

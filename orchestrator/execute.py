@@ -69,6 +69,8 @@ class Context:
     rental: Rental | None = None
     assignment: Assignment | None = None
     mirrored: frozenset[tuple[str, str, int, float]] = frozenset()  # run, name, bytes, mtime: durable already
+    data_mount: str = ""  # the provider's data disk on the machine
+    bad_before: tuple[str, ...] = ()  # why earlier machines of the job were given back as bad
 
 
 class Providers(Protocol):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator import actions as act
-from orchestrator import lifecycle, placement
 from orchestrator.accounts import Accounts, Region, region_of
 from orchestrator.board import Board
 from orchestrator.books import Books, Verdict
 from orchestrator.clock import Clock, GapDetector, SystemClock
 from orchestrator.config import load_config
-from orchestrator.execute import Context, Executor
+from orchestrator.context import context_of
+from orchestrator.execute import Executor
 from orchestrator.hearing import is_quiet, take_listing, take_word
 from orchestrator.history import history_of
 from orchestrator.home import Home
@@ -29,6 +29,7 @@ from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
 from orchestrator.reconcile import reconcile
+from orchestrator.remember import remember
 from orchestrator.requests import answer
 from orchestrator.spending import Spending
 from orchestrator.store import Fenced, OverBudget, Store, StoreBusy, StoreError, StoreFull
@@ -44,8 +45,6 @@ TURN_S = 1.0  # the longest turn: requests whose poke was lost are seen by then
 SETTLE_LIMIT_S = 60.0  # after a start or a sleep, listings that do not answer hold decisions back this long
 FAULT_AGAIN_S = 30.0  # a job that our own bug hit is looked at again after this
 REPEAT_S = 1.0  # an effect that succeeded and is still wanted runs again after this
-REST_RECLAIMED_S = 1800.0  # a pool that reclaimed counts dearer for this long
-REST_BAD_HOST_S = 7 * 86_400.0  # a bad machine is not rented again for a week
 ROUNDS = 6  # decisions in a row about one job within a turn: each follows from the writes of the one before
 MONEY = (act.OpenRental, act.WantEnd, act.ConfirmEnd, act.StoreGone)  # writes that change what is reserved
 
@@ -329,7 +328,7 @@ class Loop:
             elif isinstance(write, act.StoreGone) and not write.never_made:
                 self.money.bill_all([self.store.rental(write.rental)])
             elif isinstance(write, act.Release):
-                self._remember(write, facts)
+                remember(self, write, facts)
         try:
             applied = self.store.apply(
                 job.id, writes, now, budget=policy.budget, rates=self.config.rates_to(job.currency)
@@ -345,19 +344,6 @@ class Loop:
         for write in writes:
             log.info("write", job=job.id, kind=type(write).__name__, rental=getattr(write, "rental", ""))
         return applied.changed > 0
-
-    def _remember(self, write: act.Release, facts: Facts) -> None:
-        """What a release teaches: a pool that reclaims, a host that is bad, and doubt about our own eyes."""
-        mine = next(r for r in facts.rentals if r.rental.id == write.rental)
-        offer, now = mine.rental.offer, self.clock.utc()
-        if write.reason is Reason.INTERRUPTED and offer.spot:
-            self.store.rest(placement.reclaimed_key(offer), now + REST_RECLAIMED_S, "reclaimed lately", now)
-        if write.reason is Reason.BAD_HOST and mine.rental.machine_id:
-            key = f"machine:{offer.provider}/{mine.rental.machine_id}"
-            self.store.rest(key, now + REST_BAD_HOST_S, write.detail, now)
-        given_up = write.reason in (Reason.UNREACHABLE, Reason.INTERRUPTED)
-        if given_up and not lifecycle.dead(mine) and not mine.machine.connected:
-            self.observer.count_doubtful(now)
 
     def _finished(self, job: Job) -> None:
         self._due.pop(job.id, None)
@@ -412,12 +398,8 @@ class Loop:
             log.warning("not sent", job=job.id, action=action.key, why=str(error))
             return
         self.in_flight.add(f"{job.id}/{action.key}")
-        assignment = None
-        if facts is not None and hasattr(action, "task") and hasattr(action, "n"):
-            assignment = next((a for a in facts.assignments if (a.task, a.n) == (action.task, action.n)), None)
         log.info("effect", job=job.id, action=type(action).__name__, key=action.key)
-        mirrored = frozenset(self.observer.of(rental.id).mirrored) if rental is not None else frozenset()
-        self.executor.submit(action, Context(job, spec, policy, rental, assignment, mirrored))
+        self.executor.submit(action, context_of(self, job, spec, policy, action, rental, facts))
 
 
 def configure_log() -> None:

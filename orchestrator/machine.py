@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator import actions as act
-from orchestrator import artifacts, causes, checkpoints, datasets, secrets, snapshot, ssh, sync
+from orchestrator import artifacts, causes, checkpoints, datasets, inspection, secrets, snapshot, ssh, sync
 from orchestrator.connections import CALL_S, Connections
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.inherit import inherit
@@ -150,6 +150,7 @@ class Machines(Connections):
         connection = self._connection(rental)
         folders = self._ask(rental, "prepare", job=job.id)
         target = connection.target
+        looked = self._look(context, connection, folders)
         began = time.monotonic()
         with Teller(self._post, rental.id, run.key) as teller:
             if job.snapshot:
@@ -159,7 +160,19 @@ class Machines(Connections):
                 self._send_data(context, connection, local, str(folders["data"]), source.path, teller)
             if run.resume_hash:
                 self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}", teller)
-        return {"seconds": time.monotonic() - began}
+        return {"seconds": time.monotonic() - began, **looked}
+
+    def _look(self, context: Context, connection: ssh.Connection, folders: Mapping[str, Any]) -> dict[str, Any]:
+        """The preflight, once for each machine, before anything is sent to it."""
+        rental = _rental(context)
+        if rental.id in self._inspected:
+            return {}
+        record = inspection.inspect(connection, context, folders, self._clock.utc())
+        if record is None:
+            return {}
+        inspection.stop_for(record)
+        self._inspected.add(rental.id)
+        return {"preflight": record}
 
     def _send_resume(self, context: Context, connection: ssh.Connection, remote: str, teller: Teller) -> None:
         """The checkpoint that the run was sealed to resume from."""

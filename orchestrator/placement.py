@@ -59,6 +59,11 @@ def account_key(provider: str, account: str) -> str:
     return f"account:{provider}/{account}"
 
 
+def machine_key(provider: str, machine: str) -> str:
+    """What rests when a machine was bad."""
+    return f"machine:{provider}/{machine}"
+
+
 def spot_allowed(policy: Policy, losses_without_progress: int) -> bool | None:
     """True: spot only; False: on-demand only; None: both. `auto` leaves spot after two losses without a checkpoint."""
     if policy.spot == "always":
@@ -122,6 +127,10 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
         return LeftOut(
             offer, f"{offer.hourly:f} {offer.currency}/h is above max_price {policy.price_cap:f}", "max_price"
         )
+    machine = str(offer.raw.get("machine_id") or "")  # a market's offer names its machine
+    bad = resting.get(machine_key(offer.provider, machine)) if machine else None
+    if bad is not None:
+        return LeftOut(offer, f"this machine was bad lately: {bad}", "bad-host")
     refused = resting.get(pool_key(offer))
     if refused is not None:
         return LeftOut(offer, f"refused lately: {refused}", "capacity")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
+from jobspecs import cuda
 from jobspecs.gpus import GpuAsk
 from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History
 from orchestrator.model import Job, Policy, Work
@@ -25,7 +26,7 @@ def ask_of(spec: JobSpec) -> Ask:
     regions = tuple(spec.regions)
     image = spec.image if isinstance(spec.image, str) else ""
     return Ask(
-        gpus=wishes(spec.gpu),
+        gpus=wishes(spec.gpu, image),
         cpus_min=spec.cpus.low if spec.cpus is not None else 0,
         memory_min=spec.memory.low if spec.memory is not None else 0,
         disk_min=sum(sizes),
@@ -35,13 +36,18 @@ def ask_of(spec: JobSpec) -> Ask:
     )
 
 
-def wishes(ask: GpuAsk) -> tuple[GpuWish, ...]:
-    """Every class that satisfies the ask, with its count; empty for a machine without GPU."""
+def wishes(ask: GpuAsk, image: str = "") -> tuple[GpuWish, ...]:
+    """Every class that satisfies the ask, with its count; empty for a machine without GPU.
+
+    Cards that the image's CUDA does not know are left out, unless none is left: then the spec's rules say so.
+    """
     found: dict[tuple[str, int], GpuWish] = {}
     for choice in ask.choices:
         for gpu in choice.classes():
             found.setdefault((gpu.name, choice.count), GpuWish(gpu.name, gpu.vram_gb, choice.count))
-    return tuple(found.values())
+    known = cuda.cuda_of_image(image)
+    fits = {gpu.name for choice in ask.choices for gpu in choice.classes() if not cuda.misfit(known, gpu.capability)}
+    return tuple(wish for wish in found.values() if wish.name in fits or not fits)
 
 
 def _spot(spec: JobSpec) -> bool | None:

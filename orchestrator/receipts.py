@@ -11,7 +11,7 @@ from orchestrator import actions as act
 from orchestrator import placement
 from orchestrator.messages import Receipt
 from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Trouble, Unknown
-from orchestrator.store.rows import plain, text
+from orchestrator.store.rows import Preflight, plain, text
 from orchestrator.taps import tap
 from providers.base import DestroyAck, Instance
 
@@ -168,6 +168,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
         loop.step_aside(receipt.detail)
     seen, run = loop.observer.of(action.rental), f"{action.task}.{action.n}"
     job, data = receipt.job, receipt.data
+    if isinstance(action, act.Prepare) and "preflight" in data:
+        loop.store.put_preflight(Preflight(action.rental, "", job, **data["preflight"]))
     if receipt.status != "done" and not (isinstance(action, act.MirrorCheckpoints) and "rows" in data):
         return  # of several checkpoints some may be durable
     match action:

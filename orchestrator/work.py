@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from orchestrator import reaction, resume
+from orchestrator import placement, reaction, resume
 from orchestrator.actions import (
     Alarm,
     CollectResults,
@@ -45,6 +45,7 @@ SAVE_SHARE = 3  # never more than a third of a rental's life: a short ttl still 
 NOTICE_MARGIN_S = 3.0  # the signal leaves the job the notice less this, for the last copy
 RESULTS_GIVE_UP_S = 3600.0  # results that cannot be brought home hold the machine this long at most
 PREPARE_TRIES = 5  # then the host is taken for bad
+KNOWN_BAD_MAX = 2  # a provider that has nothing but this machine is taken at its word after these
 COLLECT_EVERY_S = 60.0  # results are brought home bit by bit during the run
 CANCEL_PATIENCE_S = 30.0  # a cancelled machine that does not answer is released unsaved after this
 
@@ -140,6 +141,12 @@ def _assign(draft: Draft, rental: RentalFacts) -> None:
     if task is None or rental.rental.ready_at is None or not (machine.connected and machine.end_confirmed):
         draft.say("PROVISIONING", machine.trouble or "waiting for the machine to answer")
         return
+    row = rental.rental
+    bad = facts.resting.get(placement.machine_key(row.offer.provider, row.machine_id)) if row.machine_id else None
+    fresh = not any(a.rental == row.id for a in facts.assignments)
+    if bad is not None and fresh and resume.lost_hosts(facts) <= KNOWN_BAD_MAX:
+        draft.do(Release(row.id, Reason.BAD_HOST, f"this machine was bad lately: {bad}"), "given again by the provider")
+        return
     _commit_run(draft, rental, task)
 
 
@@ -190,7 +197,9 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
         return
     prepare = Prepare(row.id, assignment.task, assignment.n)
     trouble = facts.troubles.get(prepare.key)
-    if trouble is not None and trouble.fatal is not None:
+    if trouble is not None and trouble.fatal is Reason.BAD_HOST:
+        draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "the preflight found it bad")
+    elif trouble is not None and trouble.fatal is not None:
         draft.do(SetOutcome(Outcome.FAILED, trouble.fatal, trouble.detail), "preparing cannot succeed")
     elif trouble is not None and trouble.count >= PREPARE_TRIES:
         draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "preparing keeps failing here")

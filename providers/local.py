@@ -37,7 +37,7 @@ from providers.base import (
     Tag,
 )
 from providers.errors import Ambiguous, Invalid, ProviderError, Refused
-from providers.local_machine import isolation, launch, lives, prices, programs, reclaim
+from providers.local_machine import isolation, launch, lives, prices, programs, reclaim, sick
 from providers.local_machine.folder import (
     DEAD_LISTED_S,
     Record,
@@ -111,6 +111,9 @@ class LocalProvider:
             raise self._invalid(f"the tag's deployment {tag.deployment!r} is not {self.config.deployment!r}")
         programs.check()
         script = reclaim.parse(os.environ.get(reclaim.VARIABLE, "")) if known[1] else None
+        sickness = sick.parse(os.environ.get(sick.VARIABLE, ""))
+        if sickness is not None and not sickness.strikes(self._ordinal(tag)):
+            sickness = None
         with self._host_errors("create", Refused), launch.listen() as listener:
             now = time.time()
             self.world.sweep_leftovers(now)
@@ -133,11 +136,18 @@ class LocalProvider:
                 tag=dataclasses.asdict(tag),
                 stand_in=offer.stand_in,
             )
-            record = self._build(blank, known[0], {"end": f"{end!r}\n", "reclaim": plan}, boot)
+            record = self._build(blank, known[0], {"end": f"{end!r}\n", "reclaim": plan}, boot, sickness)
             self._start(record, mode, listener)
         return self._instance(record, lives.STARTING)
 
-    def _build(self, blank: Record, wish: GpuWish | None, orders: Mapping[str, str], boot: Boot) -> Record:
+    def _ordinal(self, tag: Tag) -> int:
+        """1 for a job's first machine, 2 for its second, as far as the account remembers them."""
+        made = [i.tag for region in self._regions for i in self.list(region).instances]
+        return 1 + sum(1 for other in made if other is not None and other.job == tag.job)
+
+    def _build(
+        self, blank: Record, wish: GpuWish | None, orders: Mapping[str, str], boot: Boot, sickness: sick.Sickness | None
+    ) -> Record:
         """Make the machine's folder, whole or not at all; returns the record that it now has."""
         mode = cast(isolation.Mode, blank.mode)
         building = self.world.build(blank.id)
@@ -146,6 +156,8 @@ class LocalProvider:
             seen = launch.build(building, final, mode, blank.id, boot.hook, boot.public_key)
             if wish is not None and blank.stand_in:
                 launch.stand_in_gpus(building, blank.id, wish.name, wish.vram_gb, wish.count)
+                if sickness is not None:
+                    sick.infect(building, sickness)
             for name, text in orders.items():
                 if text:
                     write_atomic(building / "ctl" / name, text)

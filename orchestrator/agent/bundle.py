@@ -35,6 +35,8 @@ MODULES = (
     "asks",
     "commands",
     "inventory",
+    "cards",
+    "preflight",
     "stream",
     "door",
 )

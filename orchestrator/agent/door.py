@@ -18,6 +18,7 @@ from orchestrator.agent.commands import (
 from orchestrator.agent.inventory import changed_command, environment_command, manifest_command
 from orchestrator.agent.launch import start_command
 from orchestrator.agent.layout import PROTOCOL, Refusal
+from orchestrator.agent.preflight import preflight_command
 from orchestrator.agent.status import status_command
 from orchestrator.agent.stream import follow
 from orchestrator.agent.supervisor import supervise
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "manifest": manifest_command,
     "changed": changed_command,
     "environment": environment_command,
+    "preflight": preflight_command,
     "wipe": wipe_command,
 }
 WITHOUT_INPUT = ("start", "status")

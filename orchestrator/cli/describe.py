@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.follow import transfer_words
+from orchestrator.cli.looks import look_json, look_lines
 from orchestrator.cli.output import (
     WIDTH,
     clock_time,
@@ -80,6 +81,7 @@ def text(home: Home, view: View) -> Iterator[str]:
         yield f"  results   {job.results_dir}{there}"
     yield f"  snapshot  {job.snapshot[:12] or 'none'}   spec {job.spec_hash[:12]}"
     yield from _tables(view)
+    yield from look_lines(view.looks)
     yield from _environment(view.current)
     if view.journal:
         yield ""
@@ -241,6 +243,7 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         "worst_case": money_json(worst, currency, view.play),
         "rentals": [_rental_json(view, rental) for rental in view.rentals],
         "runs": [_run_json(run) for run in view.runs],
+        "preflights": [look_json(look) for look in view.looks],
         "checkpoints": [
             {
                 "run": f"{each.task}.{each.n}", "name": each.name, "step": each.step, "bytes": each.bytes,

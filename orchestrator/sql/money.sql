@@ -45,7 +45,8 @@ SELECT key, reason FROM resting WHERE until > :now;
 SELECT count FROM resting WHERE key = :key AND until > :since;
 
 -- name: forget_rest
-DELETE FROM resting WHERE until < :before;
+DELETE FROM resting
+WHERE until < CASE WHEN key LIKE 'machine:%' THEN :machines_before ELSE :before END;
 
 -- name: put_prices
 INSERT INTO prices (provider, ask, at, offers) VALUES (:provider, :ask, :at, :offers)

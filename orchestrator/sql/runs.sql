@@ -93,3 +93,12 @@ SELECT * FROM items WHERE job = :job ORDER BY task, item;
 -- name: add_item
 INSERT INTO items (job, task, item, state, detail, at) VALUES (:job, :task, :item, :state, :detail, :at)
 ON CONFLICT (job, item) DO NOTHING;
+
+-- name: put_preflight
+INSERT INTO preflights (rental, run, job, at, seconds, findings, facts)
+VALUES (:rental, :run, :job, :at, :seconds, :findings, :facts)
+ON CONFLICT (rental, run) DO UPDATE SET at = excluded.at, seconds = excluded.seconds, findings = excluded.findings,
+    facts = excluded.facts;
+
+-- name: preflights
+SELECT * FROM preflights WHERE job = :job ORDER BY at, rental, run;

@@ -14,6 +14,7 @@ from orchestrator.store.rows import (
     Entry,
     ItemRow,
     PastRun,
+    Preflight,
     Progress,
     ReportRow,
     build,
@@ -105,6 +106,10 @@ class Reads(Connection):
     def progress(self, job: str) -> tuple[Progress, ...]:
         return build_all(Progress, self._rows("progress", job=job))
 
+    def preflights(self, job: str) -> tuple[Preflight, ...]:
+        """What was found on the job's machines, oldest first."""
+        return build_all(Preflight, self._rows("preflights", job=job))
+
     def spent(self, job: str, rates: Mapping[str, Decimal] = NO_RATES) -> Decimal:
         """What the job has cost so far, in its own currency; play money counts, since it is this job's budget."""
         rows = self._rows("spent_of_job", job=job)
@@ -152,6 +157,11 @@ class Reads(Connection):
     def resting(self, now: float) -> dict[str, str]:
         """What rests now -> why; the keys are those of `placement`."""
         return {row["key"]: row["reason"] for row in self._rows("resting", now=now)}
+
+    def rested(self, key: str) -> int:
+        """How often this rested before, as far as it is remembered."""
+        row = self._one("rest_count", key=key, since=0.0)
+        return int(row["count"]) if row else 0
 
     def past_runs(self, name: str, limit: int = 100) -> tuple[PastRun, ...]:
         """The runs of done jobs of this name, newest job first."""

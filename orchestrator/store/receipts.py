@@ -12,11 +12,12 @@ from typing import Any
 
 from orchestrator.model import Assignment, Cause, CheckpointRow, CreateOutcome
 from orchestrator.store.decisions import Decisions
-from orchestrator.store.rows import cause_text, money, offer_text, plain, text
+from orchestrator.store.rows import Preflight, cause_text, money, offer_text, plain, text
 from orchestrator.transitions import IllegalStep
 from providers.base import Instance, Offer
 
 FORGET_REST_S = 86_400.0  # a pool that refused a day ago says nothing about today
+FORGET_MACHINE_S = 30 * 86_400.0  # a machine that was bad a month ago has been repaired, or is not offered any more
 
 
 class Receipts(Decisions):
@@ -125,6 +126,15 @@ class Receipts(Decisions):
         with self.transaction():
             self._run("environment", job=job, task=task, n=n, environment=text(found))
 
+    def put_preflight(self, found: Preflight) -> None:
+        """What a look at a machine found; a later look at the same takes its place."""
+        with self.transaction():
+            row = {**plain(found), "findings": text(found.findings), "facts": text(found.facts)}
+            self._run("put_preflight", **row)
+            words = "; ".join(f"[{f['klass']}] {f['name']}: {f['measured']}" for f in found.findings) or "nothing amiss"
+            what = f"{found.run} after setup: {words}" if found.run else words
+            self.add_journal(found.at, "preflight", what[:500], job=found.job, rental=found.rental)
+
     def checkpoint_durable(self, row: CheckpointRow) -> None:
         """Its manifest is verified in the mirror. Repeated: the same row."""
         with self.transaction():
@@ -193,7 +203,7 @@ class Receipts(Decisions):
     def rest(self, key: str, until: float, reason: str, now: float) -> int:
         """Leave a pool, machine or account alone until then; returns how often in a row it was, for backing off."""
         with self.transaction():
-            self._run("forget_rest", before=now - FORGET_REST_S)
+            self._run("forget_rest", before=now - FORGET_REST_S, machines_before=now - FORGET_MACHINE_S)
             self._run("rest", key=key, until=until, reason=reason)
             row = self._one("rest_count", key=key, since=0.0)
         return int(row["count"]) if row else 0

@@ -90,6 +90,19 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Preflight:
+    """One look at a machine: before anything was sent to it (`run` is empty), or after a run's setup."""
+
+    rental: str
+    run: str
+    job: str
+    at: float
+    seconds: float
+    findings: tuple[Mapping[str, str], ...] = ()  # name, klass, measured, wanted, next; the worst first
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PastRun:
     """One run of a job that was done; times are UTC epoch seconds, `gpu` is "<class>:<cards>"."""
 
@@ -233,6 +246,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Request: {"args": json.loads},
     Entry: {"data": json.loads},
     PastRun: {},
+    Preflight: {"findings": lambda value: tuple(json.loads(value)), "facts": json.loads},
     Bill: {"amount": Decimal, "play": bool},
     Progress: {"sample": json.loads, "transfer": json.loads},
 }

@@ -1,8 +1,8 @@
 """A stand-in for `nvidia-smi` on machines whose GPU is an imitation; copied into each and run there alone.
 
-It answers what training scripts and health checks ask: the plain table, `-L`, `--query-gpu=...` and
+It answers what training scripts and health checks ask: the plain table, `-L`, `-q -x`, `topo -m`, `--query-gpu=...` and
 `--query-compute-apps=...` with `--format=csv[,noheader][,nounits]`, `-i`, and `--loop`. What it says comes from
-`gpus.json` in the folder above it, so a test can break a card by writing that file:
+`gpus.json` in the folder above it, so a test can break a card by writing that file (or `sick` writes it):
 
     {"driver": "550.54", "cuda": "12.4", "fail": "", "hang_s": 0, "gpus": [{"name": ..., ...}]}
 
@@ -10,6 +10,7 @@ Rules
 - `fail` is printed and ends it with exit code 9, as a lost driver does; `hang_s` sleeps first.
 - Any field name may be given per card. `utilization.gpu` null: 95 while a process of the machine runs, or 0.
 - An unknown field is refused with exit code 2, as the real one does.
+- `throttle` of a card names its active reasons, `processes` lists {pid, name, used}, `link` joins all pairs (PHB).
 """
 
 from __future__ import annotations
@@ -152,6 +153,63 @@ def interval(argv: list[str]) -> float | None:
     return None
 
 
+def xml(world: dict[str, Any], cards: list[dict[str, Any]]) -> str:
+    """The parts of `-q -x` that health checks read."""
+    head = f"<driver_version>{world['driver']}</driver_version><cuda_version>{world['cuda']}</cuda_version>"
+    return '<?xml version="1.0" ?>\n<nvidia_smi_log>' + head + "".join(map(card_xml, cards)) + "</nvidia_smi_log>"
+
+
+def card_xml(card: dict[str, Any]) -> str:
+    parts = {
+        "product_name": card["name"],
+        "uuid": card["uuid"],
+        "pci": {"pci_bus_id": card["pci.bus_id"]},
+        "mig_mode": {"current_mig": card.get("mig.mode.current", "N/A")},
+        "gpu_virtualization_mode": {"virtualization_mode": card.get("virtualization", "None")},
+        "fb_memory_usage": {"total": f"{card['memory.total']} MiB", "used": f"{card['memory.used']} MiB"},
+        "ecc_errors": {"volatile": {"dram_uncorrectable": card.get("ecc.errors.uncorrected.volatile.total", "N/A")}},
+        "remapped_rows": {
+            "remapped_row_pending": card.get("remapped_rows.pending", "N/A"),
+            "remapped_row_failure": card.get("remapped_rows.failure", "N/A"),
+        },
+        "temperature": {"gpu_temp": f"{card['temperature.gpu']} C"},
+        "gpu_power_readings": {
+            "power_draw": f"{card['power.draw']:.2f} W",
+            "current_power_limit": f"{card['power.limit']:.2f} W",
+            "default_power_limit": f"{card.get('power.default_limit', card['power.limit']):.2f} W",
+        },
+        "clocks": {"sm_clock": f"{card['clocks.sm']} MHz"},
+        "clocks_event_reasons": {
+            f"clocks_event_reason_{name}": "Active" for name in card.get("throttle", ["gpu_idle"])
+        },
+        "processes": [
+            {"pid": p["pid"], "type": "C", "process_name": p["name"], "used_memory": f"{p['used']} MiB"}
+            for p in card.get("processes", [])
+        ],
+    }
+    return element("gpu", parts)
+
+
+def element(tag: str, inner: Any) -> str:
+    """Nested mappings as XML; a list repeats `process_info`."""
+    if isinstance(inner, dict):
+        text = "".join(element(name, each) for name, each in inner.items())
+    elif isinstance(inner, list):
+        text = "".join(element("process_info", each) for each in inner)
+    else:
+        text = str(inner).replace("&", "&amp;").replace("<", "&lt;")
+    return f"<{tag}>{text}</{tag}>"
+
+
+def topology(world: dict[str, Any], cards: list[dict[str, Any]]) -> str:
+    """`topo -m`: how each pair is joined."""
+    names = [f"GPU{card['index']}" for card in cards]
+    lines = ["\t".join(["", *names, "CPU Affinity"])]
+    for one in names:
+        lines.append("\t".join([one, *(" X " if one == other else world.get("link", "PHB") for other in names), "0-1"]))
+    return "\n".join(lines)
+
+
 def main(argv: list[str]) -> int:
     """Answer once, or again and again, reading what the cards are each time."""
     pause = interval(argv)
@@ -174,6 +232,15 @@ def answer(argv: list[str]) -> int:
     words = [part for word in argv[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
     options = {word: (words[i + 1] if i + 1 < len(words) else "") for i, word in enumerate(words)}
     cards = world["gpus"]
+    if not cards:
+        print("No devices were found")
+        return 6
+    if "topo" in options:
+        print(topology(world, cards))
+        return 0
+    if "-x" in options:
+        print(xml(world, cards))
+        return 0
     wanted = options.get("-i") or options.get("--id")
     if wanted:
         names = wanted.split(",")

@@ -70,3 +70,12 @@ def test_an_account_that_cannot_work_blocks_only_when_nothing_else_is_left() -> 
     assert placement.rank((SPOT,), cf.POLICY, funds).blocked is Reason.PROVIDER
     mixed = placement.rank((SPOT, replace(OTHER, hourly=Decimal(9))), replace(cf.POLICY, price_cap=Decimal(2)), funds)
     assert (mixed.ranked, mixed.blocked) == ((), None)  # the other account may get cheaper
+
+
+def test_a_machine_that_was_bad_is_not_taken_where_the_offer_names_it() -> None:
+    named = replace(SPOT, raw={"machine_id": "m7"})
+    resting = {placement.machine_key("prov", "m7"): "xid: Xid 79 in the kernel's log, wanted none"}
+    assert rank(named, OTHER, resting=resting) == ["x1"]
+    assert why(named, resting=resting) == ["this machine was bad lately: xid: Xid 79 in the kernel's log, wanted none"]
+    assert rank(replace(named, raw={"machine_id": "m8"}), resting=resting) == ["m1-spot"]
+    assert rank(SPOT, resting=resting) == ["m1-spot"], "an offer that names no machine is no such machine"

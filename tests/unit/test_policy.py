@@ -9,7 +9,7 @@ import pytest
 from store_rows import job_row
 
 from jobspecs.schema import JobSpec, from_document
-from orchestrator.policy import currency_of, policy_of, price_cap_of
+from orchestrator.policy import ask_of, currency_of, policy_of, price_cap_of
 
 
 def spec(**keys: Any) -> JobSpec:
@@ -89,3 +89,10 @@ def test_the_price_cap_and_its_currency() -> None:
     assert (currency_of(spec()), currency_of(spec(max_price="2 CNY")), currency_of(spec(budget="9 EUR"))) == (
         None, "CNY", "EUR",
     )  # fmt: skip
+
+
+def test_cards_that_the_image_cannot_use_are_not_asked_for() -> None:
+    both = spec(gpu=["RTX-5090", "RTX-4090"], image="pytorch/pytorch:2.4.0-cuda12.1-cudnn9-runtime")
+    assert [wish.name for wish in ask_of(both).gpus] == ["RTX-4090"]
+    newer = spec(gpu=["RTX-5090", "RTX-4090"], image="pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime")
+    assert [wish.name for wish in ask_of(newer).gpus] == ["RTX-5090", "RTX-4090"]

@@ -163,3 +163,27 @@ def test_what_is_a_place_of_this_computer(place: str, remote: bool) -> None:
 def test_a_change_of_a_rule_free_key_is_still_a_change() -> None:
     old, new = (load_spec(BASE + line, "job.yaml") for line in ("", "smoke: x\n"))
     assert live_changes(old, new) == ([], ["smoke"])
+
+
+GPU = "name: a\nrun: x\n"
+
+
+def test_an_image_whose_cuda_knows_none_of_the_cards() -> None:
+    key, reason, hint = refused(GPU + "gpu: RTX-5090\nimage: pytorch/pytorch:2.4.0-cuda12.1-cudnn9-runtime\n")
+    assert key == "image"
+    assert "CUDA 12.1 knows no sm_120; it needs 12.8 or newer" in reason
+    assert hint == "take another image, or another card"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "gpu: RTX-5090\nimage: pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime\n",
+        "gpu: [RTX-5090, RTX-4090]\nimage: pytorch/pytorch:2.4.0-cuda12.1-cudnn9-runtime\n",
+        "gpu: RTX-5090\nimage: nvcr.io/nvidia/pytorch:24.05-py3\n",
+        "gpu: MI300X\nimage: rocm/pytorch:rocm6.2\n",
+        "gpu: none\nimage: pytorch/pytorch:2.4.0-cuda12.1-cudnn9-runtime\n",
+    ],
+)
+def test_an_image_that_may_fit(lines: str) -> None:
+    load_spec(GPU + lines, "job.yaml")

@@ -19,6 +19,7 @@ from orchestrator.model import Exit, Outcome, Reason
 from orchestrator.store import ItemRow, JobRef, NoSuchJob, Progress, ReportRow, Store, StoreError
 from orchestrator.store.journal import KEEP_LINES, PRUNE_EVERY
 from orchestrator.store.queries import queries
+from orchestrator.store.rows import Preflight
 from orchestrator.transitions import DISRUPTIONS
 
 
@@ -40,6 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         ("progress", Progress, set()),
         ("reports", ReportRow, set()),
         ("items", ItemRow, set()),
+        ("preflights", Preflight, set()),
     ],
 )
 def test_every_field_has_a_column_and_the_reverse(store: Store, table: str, cls: Any, own: set[str]) -> None:

@@ -108,6 +108,7 @@ def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.Mo
     line = SimpleNamespace(target=None, agent=lambda *_: {"files": [{"path": "set", "size": 5, "sha256": "?"}]})
     monkeypatch.setattr(machines, "_connection", lambda _: line)
     monkeypatch.setattr("orchestrator.machine.datasets.compare", lambda *_: [])
+    monkeypatch.setattr(machines, "_look", lambda *_: {})
     folders = {"code": "/c", "data": "/d", "resume_root": "/r"}
     monkeypatch.setattr(machines, "_ask", lambda *_, **__: folders)
     (tmp_path / "set").write_bytes(b"12345")

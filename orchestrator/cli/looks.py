@@ -1,0 +1,65 @@
+"""The looks at a job's machines, for people and as JSON: the preflight, and the look after setup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.output import WIDTH, cut, size, utc_z
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.store.rows import Preflight
+
+
+def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
+    """One line a look, and one for each finding."""
+    if not looks:
+        return
+    yield ""
+    yield "PREFLIGHT"
+    for look in looks:
+        where = f"{look.rental} after setup of {look.run}" if look.run else look.rental
+        yield cut(f"  {where}  {look.seconds:.1f} s  {summary(look.facts)}", WIDTH)
+        for found in look.findings:
+            wanted = f", wanted {found['wanted']}" if found["wanted"] else ""
+            yield cut(f"    {found['klass']:<9} {found['name']}: {found['measured']}{wanted}", WIDTH)
+            if found["next"]:
+                yield cut(f"              {found['next']}", WIDTH)
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """What the machine has, in half a line; parts that are not known are left out."""
+    torch = facts.get("torch")
+    if isinstance(torch, Mapping):
+        return f"torch {torch.get('version')}, CUDA {torch.get('cuda') or 'none'}, {torch.get('devices')} devices"
+    parts = []
+    gpu = facts.get("gpu") or {}
+    cards = gpu.get("cards") or []
+    if cards:
+        memory = cards[0].get("memory_mib")
+        parts.append(f"{len(cards)} x {cards[0].get('name')}" + (f" {memory / 1024:.0f} GiB" if memory else ""))
+    if gpu.get("driver"):
+        parts.append(f"driver {gpu['driver']}" + (f" (CUDA {gpu['cuda']})" if gpu.get("cuda") else ""))
+    if facts.get("cpus"):
+        parts.append(f"{facts['cpus']} cores")
+    for key, name in (("memory", "RAM"), ("shm", "shm")):
+        total = (facts.get(key) or {}).get("total")
+        if total:
+            parts.append(f"{size(total)} {name}")
+    free = ((facts.get("disks") or {}).get("data") or {}).get("free")
+    if free is not None:
+        parts.append(f"{size(free)} free")
+    return ", ".join(parts)
+
+
+def look_json(look: Preflight) -> dict[str, Any]:
+    return {
+        "rental": look.rental,
+        "run": look.run or None,
+        "at": utc_z(look.at),
+        "seconds": look.seconds,
+        "findings": [dict(found) for found in look.findings],
+        "facts": dict(look.facts),
+    }
