@@ -35,6 +35,7 @@ from providers.errors import (
     AuthFailed,
     Invalid,
     NoFunds,
+    PoolQuotaExceeded,
     ProviderError,
     QuotaExceeded,
     RateLimited,
@@ -203,6 +204,8 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
         return Receipt(effect, job, "failed", doors.now(), str(error), retry_after_s=error.retry_after_s)
     except Refused as error:
         account = next((why for kind, why in ACCOUNT_REFUSALS.items() if isinstance(error, kind)), None)
+        if isinstance(error, PoolQuotaExceeded):
+            account = None  # the pool rests as one without machines does; the word stays in what is said of it
         fatal = account or (Reason.PROVIDER if isinstance(error, Invalid) else None)
         return Receipt(effect, job, "refused", doors.now(), f"{error.kind}: {error}", fatal, data={"account": account})
     except Ambiguous as error:

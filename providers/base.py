@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 SelfEnd = Literal["destroys", "stops_all_billing", "leaves_disk", "nothing"]
 BootHookKind = Literal["none", "once", "every_boot"]
-ResourceKind = Literal["instance", "disk", "address", "snapshot", "key"]
+ResourceKind = Literal["instance", "disk", "address", "snapshot", "key", "group"]
 
 
 @dataclass(frozen=True)

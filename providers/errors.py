@@ -4,6 +4,7 @@
     ├── Refused          nothing was made, and the provider said so
     │   ├── NoCapacity   none free now: the next offer may work
     │   ├── QuotaExceeded   this account may not: no other offer of this account will work
+    │   │   └── PoolQuotaExceeded   nor this region, family or market; others of the account may
     │   ├── NoFunds      the balance is too low
     │   ├── AuthFailed   the key is wrong, expired or lacks a right
     │   ├── AccountGate  identity check, terms to accept, waiting list: a person must act
@@ -45,6 +46,10 @@ class QuotaExceeded(Refused):
     """An account limit; the message names it."""
 
     kind = "quota"
+
+
+class PoolQuotaExceeded(QuotaExceeded):
+    """A limit of one region, family or market: another offer of the same account may work."""
 
 
 class NoFunds(Refused):

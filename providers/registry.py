@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GROUP = "gpujob.providers"
 DISTRIBUTION = "gpujob"
 BUILT_IN = {
+    "aws": "providers.aws:AwsProvider",
     "lambda": "providers.lambda_cloud:LambdaProvider",
     "local": "providers.local:LocalProvider",
     "runpod": "providers.runpod:RunPodProvider",
@@ -27,7 +28,16 @@ BUILT_IN = {
     "vast": "providers.vast:VastProvider",
 }
 #: Providers with one key -> the variable that holds it; `gpujob login` keeps it under the same name.
-KEYS = {"lambda": "LAMBDA_API_KEY", "runpod": "RUNPOD_API_KEY", "vast": "VAST_API_KEY"}
+KEYS = {
+    "aws": "AWS_LOGIN_KEY",  # id and secret in one line; boto3's own variables win
+    "lambda": "LAMBDA_API_KEY",
+    "runpod": "RUNPOD_API_KEY",
+    "vast": "VAST_API_KEY",
+}
+#: What a key looks like where it is not one word, as the prompt says it.
+KEY_FORMS = {"aws": "access key id, a space, secret access key"}
+#: Providers whose own tools find credentials elsewhere as well -> variables of theirs that win over a kept key.
+OWN_WAYS: dict[str, tuple[str, ...]] = {"aws": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")}
 
 
 class UnknownProvider(Invalid):

@@ -172,7 +172,7 @@ def _keys(home: Home) -> Iterator[Finding]:
     from orchestrator.config import load_config
     from orchestrator.credentials import lookup
     from providers.errors import AuthFailed
-    from providers.registry import KEYS
+    from providers.registry import KEYS, OWN_WAYS
 
     try:
         configured = set(load_config(home).providers) & set(KEYS)
@@ -187,6 +187,10 @@ def _keys(home: Home) -> Iterator[Finding]:
             continue
         if found:
             yield Finding("keys", "ok", f"{name}: there is one, untried")
+        elif name in OWN_WAYS:
+            yield Finding(
+                "keys", "ok", f"{name}: none is kept; its own variables, files and roles are looked at, untried"
+            )
         else:
             yield Finding("keys", "warn", f"{name} is configured and has no key", f"gpujob login {name}")
 

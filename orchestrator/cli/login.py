@@ -28,7 +28,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask for the key, try it with one listing, keep it."""
     from orchestrator import secrets
-    from providers.registry import KEYS, names
+    from providers.registry import KEY_FORMS, KEYS, OWN_WAYS, names
 
     name, home = args.provider, Home.from_env()
     variable = KEYS.get(name)
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(why, next=f"gpujob login {'|'.join(sorted(KEYS))}", code=exits.USAGE)
     if args.forget:
         return _forget(home, name, variable)
-    key = _read(variable).strip()
+    key = _read(KEY_FORMS.get(name, variable)).strip()
     if not key:
         raise CliError("the key is empty; nothing was kept", where=name)
     if not args.unchecked:
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     home.make()
     where = secrets.set_secret(home, variable, key)
     shadowed = bool(os.environ.get(variable)) and os.environ[variable] != key
+    winning = [each for each in OWN_WAYS.get(name, ()) if os.environ.get(each)]
     if args.output == "json":
         print_json({"provider": name, "variable": variable, "kept_in": where, "checked": not args.unchecked})
     else:
@@ -53,15 +54,17 @@ def run(args: argparse.Namespace) -> int:
         say(f"{seen}; it is kept in {where}; a spec without `providers` may use {name} from now on")
     if shadowed:
         say(f"{variable} is set in this shell to another key, which wins while it is set")
+    if winning:
+        say(f"{', '.join(winning)} is set in this shell and wins over the kept key while it is set")
     return exits.OK
 
 
-def _read(variable: str) -> str:
+def _read(what: str) -> str:
     """From the terminal without echo, else the first line of stdin."""
     if sys.stdin.isatty():
         import getpass
 
-        return getpass.getpass(f"{variable}: ")
+        return getpass.getpass(f"{what}: ")
     return sys.stdin.readline()
 
 
@@ -74,7 +77,9 @@ def _try(home: Home, name: str, key: str) -> None:
 
     config = provider_config(home, "login", load_config(home).providers.get(name, {}))
     try:
-        provider = get_provider(name, replace(config, secret=lambda variable: key))
+        # Not what the shell has for this provider: the key that was given is to be tried.
+        settings = {**config.settings, "credentials": "kept"}
+        provider = get_provider(name, replace(config, settings=settings, secret=lambda variable: key))
         provider.list(provider.regions()[0])
     except AuthFailed as error:
         raise CliError(
