@@ -28,6 +28,7 @@ TOLD = (
     "checkpoint",
     "incomplete",
     "notice",
+    "rebalance",
     "signal",
     "exit",
     "saving",

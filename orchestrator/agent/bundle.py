@@ -27,6 +27,7 @@ MODULES = (
     "checkpoints",
     "stage_log",
     "wrapper",
+    "metadata",
     "deadman",
     "launch",
     "sampler",

@@ -16,6 +16,7 @@ from orchestrator.agent.events import record_event
 from orchestrator.agent.files import jot, note, read_json, read_text, to_json
 from orchestrator.agent.layout import control
 from orchestrator.agent.machine import output_of
+from orchestrator.agent.metadata import MetadataWatch
 from orchestrator.agent.processes import below, carries, is_alive, kill_all, look_at_all, machine_mark
 from orchestrator.agent.runs import Run, all_runs, end_run, request_signal
 
@@ -34,6 +35,7 @@ class DeadMan(threading.Thread):
         self.over = False
         self.notice = current_notice()
         self.notice_tick = 0.0
+        self.metadata: MetadataWatch | None = None
 
     def run(self) -> None:
         while True:
@@ -102,7 +104,7 @@ class DeadMan(threading.Thread):
     def mind_the_notice(self) -> None:
         if self.notice is None and uptime() - self.notice_tick >= 1.0:
             self.notice_tick = uptime()
-            self.notice = read_notice(read_text(control("notice_file")).strip())
+            self.notice = self.announced(read_text(control("notice_file")).strip())
             if self.notice is not None:
                 jot(control("notice.json"), to_json(self.notice))
                 self.report("notice", until=self.notice["at"], action=self.notice["action"])
@@ -112,13 +114,28 @@ class DeadMan(threading.Thread):
             if heard < 0 or heard > STREAM_S:  # nobody is there to decide; before a reboot counts as nobody
                 self.signal_all("interruption", max(1.0, left - NOTICE_SPARE_S))
 
+    def announced(self, where: str) -> dict[str, Any] | None:
+        """What is announced now in a file, or at a metadata service, which is asked by a thread of its own."""
+        watch = self.metadata
+        if watch is not None and watch.base != where:
+            watch.stopped = True
+            watch = self.metadata = None
+        if not where.startswith("http://"):
+            return read_notice(where)
+        if watch is None:
+            watch = self.metadata = MetadataWatch(where, self.report)
+            watch.start()
+        return None if watch.found is None else notice_of(watch.found)
+
 
 def read_notice(path: str) -> dict[str, Any] | None:
-    """A provider's reclaim file: JSON with `at` (epoch) or `time` (RFC 3339), or just there."""
+    """A provider's reclaim file: None while there is none."""
     path = os.path.expanduser(path)
-    if not path or not os.path.exists(path):
-        return None
-    text = read_text(path)
+    return notice_of(read_text(path)) if path and os.path.exists(path) else None
+
+
+def notice_of(text: str) -> dict[str, Any]:
+    """JSON with `at` (epoch) or `time` (RFC 3339); whatever else it says, it is a notice."""
     try:
         value = json.loads(text)
     except ValueError:
