@@ -6,13 +6,17 @@ Create, run, preempt, relaunch from the checkpoint, results home, release: nothi
 from __future__ import annotations
 
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aws_layer import AWS_GPUS, AwsLayer
 from fake_machines import LocalMachines
+from fake_metadata import FakeMetadata
 from fake_rest import GPUS, KEY, FakeApi
 from fake_runpod import FakeRunPod
 from fake_vast import FakeVast
@@ -20,6 +24,7 @@ from gpujob_world import World, counting
 
 from orchestrator.model import Outcome, Reason
 
+NOTICE_S = 15.0  # in life 120: the machine looks every five seconds
 SPOT = {"checkpoint": {"pattern": "step_{n}", "every": "1s"}}
 
 
@@ -31,10 +36,12 @@ def at_company(world: World, company: FakeApi, variable: str, **settings: Any) -
     world.env[variable] = KEY
 
 
-def preempted_once(world: World, company: FakeApi, preempt: Callable[[str], None], spot: bool) -> None:
+def preempted_once(
+    world: World, company: FakeApi, preempt: Callable[[str], None], spot: bool, gpu: str = "RTX-4090", steps: int = 24
+) -> None:
     """Run a counting job, take its first machine away after a checkpoint, and see it end well."""
-    keys = {"providers": [company.name], "gpu": "RTX-4090", "spot": spot, "artifacts": None, **SPOT}
-    world.apply(world.spec("count", counting(24, save_every=4), **keys))
+    keys = {"providers": [company.name], "gpu": gpu, "spot": spot, "artifacts": None, **SPOT}
+    world.apply(world.spec("count", counting(steps, save_every=4), **keys))
     world.until(lambda: world.checkpoints("count"), "a first checkpoint is durable")
     before = max(row.step for row in world.checkpoints("count"))
     first = world.rentals("count")[0]
@@ -49,7 +56,7 @@ def preempted_once(world: World, company: FakeApi, preempt: Callable[[str], None
     assert resumed is not None
     assert resumed >= before
     assert f"resumed at {resumed}\n" in world.log("count", 2).decode()
-    assert (world.project / "gpujob-results" / "count" / "result.txt").read_text() == "finished at 24\n"
+    assert (world.project / "gpujob-results" / "count" / "result.txt").read_text() == f"finished at {steps}\n"
     world.until(
         lambda: all(rental.quiesced_at for rental in world.rentals("count")), "both are seen to compute no more"
     )
@@ -76,6 +83,33 @@ def test_a_job_on_vast_survives_being_outbid_and_leaves_nothing(tmp_path: Path) 
         preempted_once(world, company, lambda contract: company.outbid(int(contract)), spot=True)
         assert company.contracts == {}  # that they are gone takes two minutes of listings without them
         assert company.sent("PUT", "/asks/") == 2
+
+
+@pytest.mark.e2e
+def test_a_job_on_aws_saves_at_its_notice_and_leaves_no_machine_disk_key_or_group(tmp_path: Path) -> None:
+    machines = LocalMachines(tmp_path / "cloud", AWS_GPUS)
+    with World(tmp_path) as world, FakeMetadata() as service, AwsLayer(machines, service) as company:
+        at_company(world, company, "AWS_EC2_METADATA_DISABLED", user=machines.login())
+        world.env |= {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "none"}
+        world.env["AWS_ACCESS_KEY_ID"], world.env["AWS_SECRET_ACCESS_KEY"] = company.key.split()
+
+        def preempt(machine: str) -> None:
+            service.hint(machine)
+            service.announce(machine, time.time() + NOTICE_S)
+            timer = threading.Timer(NOTICE_S, company.reclaim, [machine])
+            timer.daemon = True
+            timer.start()
+
+        preempted_once(world, company, preempt, spot=True, gpu="L4", steps=50)
+        assert world.runs("count")[0].exit is not None
+        assert world.runs("count")[0].exit.signalled == "interruption"
+        assert "saved at" in world.log("count", 1).decode()
+        world.wait("count")
+        world.assert_clean("count")
+        assert company.running == []
+        assert company.things() == {"DescribeVolumes": [], "DescribeKeyPairs": [], "DescribeSecurityGroups": []}
+        assert company.sent("POST", "/RunInstances$") == 2
+        assert any(line.startswith("agent:notice") for line in world.journal("count"))
 
 
 @pytest.mark.e2e

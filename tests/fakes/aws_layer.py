@@ -28,6 +28,7 @@ from xml.etree import ElementTree as xml
 
 from fake_lambda import hook_of
 from fake_machines import Banner
+from fake_metadata import FakeMetadata
 from fake_rest import GPUS, FakeApi, Reply, Request
 from forwards import Forward
 from moto_process import ask_moto, moto_port
@@ -67,8 +68,9 @@ class AwsLayer(FakeApi):
 
     name, spec, origin = "aws", "aws-publishes-no-openapi.json", "derived"
 
-    def __init__(self, machines: Any = None) -> None:
+    def __init__(self, machines: Any = None, metadata: FakeMetadata | None = None) -> None:
         super().__init__(machines)
+        self.metadata = metadata
         self.number = next(_accounts)
         self.account = f"{self.number:012d}"
         self.key = "AKIAFAKE00000001 secret-of-the-fake"
@@ -104,7 +106,8 @@ class AwsLayer(FakeApi):
         super().__exit__(kind, *rest)
 
     def settings(self) -> dict[str, Any]:
-        return {"url": self.url, "ssh_port": self.port, "regions": ["us-east-1"]}
+        own = {"metadata_url": self.metadata.url} if self.metadata is not None else {}
+        return {"url": self.url, "ssh_port": self.port, "regions": ["us-east-1"], **own}
 
     def config(self, home: Any, deployment: str = "contract", **settings: Any) -> ProviderConfig:
         config = super().config(home, deployment, **settings)
@@ -137,6 +140,8 @@ class AwsLayer(FakeApi):
     def reclaim(self, machine: str) -> None:
         """The market takes the machine."""
         with self.lock:
+            if self.boxes[machine].ended is not None:
+                return  # it was given back before
             self._end(machine, ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot reclaimed"))
 
     def stop(self, machine: str, region: str = "us-east-1") -> None:
@@ -284,6 +289,8 @@ class AwsLayer(FakeApi):
         name = machine[1].decode()
         hook = hook_of(base64.b64decode(form["UserData"]).decode())
         gpu, count = CARDS.get(kind, ("", 0))
+        if self.metadata is not None:
+            self.metadata.machines.append(name)
         handle = self.machines.start(name, hook, self.public_keys.get(form.get("KeyName", ""), ""), gpu, count)
         box = Box(handle, self.now(), kind, zone, spot)
         box.data = {"group": form.get("NetworkInterface.1.SecurityGroupId.1"), "form": form, "region": region}
