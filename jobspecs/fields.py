@@ -239,6 +239,16 @@ def one_or_many(value: object) -> object:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
+def _share(value: object) -> float:
+    """A share of a whole: above 0, at most 1; a percentage is understood."""
+    said = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _line(value)
+    percent = said.endswith("%")
+    found = float(units.parse_number(said.removesuffix("%").strip())) / (100 if percent else 1)
+    if not 0 < found <= 1:
+        raise Refusal(f"{shown(said)} is not above 0 and at most 1", "0.1 is a tenth")
+    return found
+
+
 _as_text = PlainSerializer(str, return_type=str)
 
 Text = Annotated[str, PlainValidator(_line), WithJsonSchema(_TEXT_JSON)]
@@ -250,6 +260,10 @@ Spot = Annotated[
     PlainValidator(_spot),
     WithJsonSchema({"enum": ["auto", True, False, "true", "false"]}),
 ]
+Share = Annotated[
+    float, PlainValidator(_share),
+    WithJsonSchema({"type": ["number", "string"], "exclusiveMinimum": 0, "maximum": 1}),
+]  # fmt: skip
 Number = Annotated[float, PlainValidator(_read(float, lambda t: float(units.parse_number(t)))),
                    WithJsonSchema(_NUMBER_JSON)]  # fmt: skip
 DurationField = Annotated[

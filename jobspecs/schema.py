@@ -82,7 +82,10 @@ def _last_part(value: object) -> object:
     if not isinstance(entry, Mapping) or entry.get("path") is not None:
         return entry
     source = entry.get("from", entry.get("source"))
-    last = source.strip().rstrip("/").rsplit("/", 1)[-1] if isinstance(source, str) else ""
+    text = source.strip() if isinstance(source, str) else ""
+    if text.startswith(("https://", "http://")):
+        text = re.split(r"[?#]", text)[0]
+    last = text.rstrip("/").rsplit("/", 1)[-1]
     return {**entry, "path": last} if last.strip(".:") else entry
 
 
@@ -96,6 +99,11 @@ class DataSource(Block):
     path: f.MachinePath = Field(
         description="Where it lands, relative to $GPUJOB_DATA; the last part of `from` when left out."
     )
+    sample: f.Share = Field(1.0, description="Only this share of the files, always the same ones: 0.1 is a tenth.")
+    region: f.Text | None = Field(
+        None, description="Where the data lies (REGION or PROVIDER/REGION); machines elsewhere are left out."
+    )
+    allow_empty: bool = Field(False, description="Files without any byte are meant, as labels of empty pictures are.")
 
 
 class Progress(Block):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator import actions as act
-from orchestrator import artifacts, causes, checkpoints, datasets, inspection, secrets, snapshot, ssh, sync
+from orchestrator import artifacts, causes, checkpoints, inspection, landing, secrets, snapshot, space, ssh, sync
 from orchestrator.connections import CALL_S, Connections
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.inherit import inherit
@@ -155,9 +155,9 @@ class Machines(Connections):
         with Teller(self._post, rental.id, run.key) as teller:
             if job.snapshot:
                 self._send_code(job, target, str(folders["code"]), teller)
-            for source in context.spec.data:
-                local = Path(job.base_dir, Path(source.source).expanduser())
-                self._send_data(context, connection, local, str(folders["data"]), source.path, teller)
+            known = [m.bytes for m in listing(self._home, job.id, run.task).manifests]
+            checkpoint = space.checkpoint_bytes(context.spec, known)
+            landing.land(connection, self._home, job, context.spec, folders, teller, checkpoint)
             if run.resume_hash:
                 self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}", teller)
         return {"seconds": time.monotonic() - began, **looked}
@@ -189,33 +189,6 @@ class Machines(Connections):
             snapshot.materialize(self._home, job.snapshot, staging / "tree")
             (staging / ".complete").touch()
         sync.push(target, staging / "tree", remote, delete=True, progress=teller.of("code"))
-
-    def _send_data(
-        self, context: Context, connection: ssh.Connection, source: Path, data: str, path: str, teller: Teller
-    ) -> None:
-        """One local source of data: sent, and compared with the manifest that was taken at apply."""
-        wanted = context.job.data_manifests.get(path)
-        remote = path if path.startswith("/") else f"{data}/{path}"
-        try:
-            now = datasets.manifest_of(source)
-        except datasets.DataError as error:
-            raise WorkFailed(str(error), Reason.DATA) from error
-        if wanted is not None and wanted.get("hash") != now.hash:
-            raise WorkFailed(f"{source} has changed since apply; `apply --replace` takes it as it is now", Reason.DATA)
-        # A run before this one on the machine may have left files that the data no longer has; an absolute path may
-        # hold what is not ours, so there they are only reported below.
-        ours = source.is_dir() and not path.startswith("/")
-        tell = teller.of(f"data {path}", now.bytes)
-        sync.push(connection.target, source, remote, copy_links=True, delete=ours, progress=tell)
-        seen = connection.agent("manifest", {"path": remote, "hash": True, "pattern": ""}, 600.0)
-        files = seen.get("files", [])
-        if not source.is_dir() and len(files) == 1:  # `path` may give a single file another name there
-            files = [{**files[0], "path": source.name}]
-        differences = datasets.compare(now, files)
-        if differences:
-            raise WorkFailed(
-                f"data {path}: {differences[0]}" + (f" (and {len(differences) - 1} more)" if differences[1:] else "")
-            )
 
     # --- during and after the run -------------------------------------------------------------------------------------
 

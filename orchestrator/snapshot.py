@@ -22,15 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from orchestrator.datasets import DataFile, DataManifest, changes, compare, manifest_of
 from orchestrator.home import Home
 from orchestrator.ignore import Rules, git, rules_for
 from orchestrator.ssh_files import fsync_folder, write_private
-
-__all__ = [
-    "DataFile", "DataManifest", "Entry", "LeftOut", "Snapshot", "SnapshotError", "TooLarge",
-    "changes", "compare", "load", "manifest_of", "materialize", "take",
-]  # fmt: skip
 
 FORMAT = 1
 LARGE = 2 * 1000**3  # bytes; more is data, which belongs under `data`

@@ -96,6 +96,8 @@ def push(
     copy_links: bool = False,
     append: bool = False,
     again: bool = False,
+    checksum: bool = False,
+    owner_may: bool = False,
     progress: Callable[[Progress], None] | None = None,
     limits: Limits | None = None,
 ) -> Sent:
@@ -103,11 +105,13 @@ def push(
 
     `files_from`: only these names below `source`. `delete`: remove what is not in `source`. `copy_links`: send what
     links point to. `append`: go on inside a half-sent file (for files that never change, verified afterwards).
-    `again`: transfer also files whose size and time say that they are the same.
+    `again`: transfer also files whose size and time say that they are the same; `checksum`: those whose bytes differ.
+    `owner_may`: there its owner may read and write everything, whatever the modes are here.
     """
     _absolute(dest)
     flags = [*PUSH, *(["--copy-links"] if copy_links else []), *(["--delete-delay"] if delete else [])]
-    flags += AGAIN if again else []
+    flags += [*(AGAIN if again else []), *(["--checksum"] if checksum else [])]
+    flags += ["--chmod=u+rwX"] if owner_may else []
     slash = "/" if source.is_dir() else ""
     words = [f"{source}{slash}", f"{target.rental}:{dest}{slash}"]
     return _transfer(target, flags, words, files_from, append, progress, limits)

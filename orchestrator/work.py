@@ -198,7 +198,7 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     prepare = Prepare(row.id, assignment.task, assignment.n)
     trouble = facts.troubles.get(prepare.key)
     if trouble is not None and trouble.fatal is Reason.BAD_HOST:
-        draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "the preflight found it bad")
+        draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "this machine is bad, or too small for the work")
     elif trouble is not None and trouble.fatal is not None:
         draft.do(SetOutcome(Outcome.FAILED, trouble.fatal, trouble.detail), "preparing cannot succeed")
     elif trouble is not None and trouble.count >= PREPARE_TRIES:

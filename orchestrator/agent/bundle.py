@@ -38,6 +38,7 @@ MODULES = (
     "inventory",
     "cards",
     "preflight",
+    "landing",
     "stream",
     "door",
 )

@@ -49,7 +49,7 @@ def prepare_command(ask: dict[str, Any]) -> dict[str, Any]:
             replace(control("base"), mount.encode() + b"\n")
     root = job_folder(job)
     names = ("code", "work", "data", "ckpt", "out", "resume")
-    for name in names:
+    for name in (*names, "manifests"):
         os.makedirs(os.path.join(root, name), exist_ok=True)
     at = {name: os.path.join(root, name) for name in names}
     return {

@@ -16,6 +16,7 @@ from orchestrator.agent.commands import (
     wipe_command,
 )
 from orchestrator.agent.inventory import changed_command, environment_command, manifest_command
+from orchestrator.agent.landing import landed_command, room_command
 from orchestrator.agent.launch import start_command
 from orchestrator.agent.layout import PROTOCOL, Refusal
 from orchestrator.agent.preflight import preflight_command
@@ -39,6 +40,8 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "changed": changed_command,
     "environment": environment_command,
     "preflight": preflight_command,
+    "landed": landed_command,
+    "room": room_command,
     "wipe": wipe_command,
 }
 WITHOUT_INPUT = ("start", "status")

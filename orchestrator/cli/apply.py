@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +188,8 @@ def _ask(
 
 def job_document(prepared: Prepared, owner: str, spool: str) -> dict[str, Any]:
     """What the controller is asked to run; no secret is in it."""
+    from orchestrator.datasets import summaries
+
     plan, spec = prepared.plan, prepared.spec
     return {
         "name": spec.name,
@@ -203,22 +204,10 @@ def job_document(prepared: Prepared, owner: str, spool: str) -> dict[str, Any]:
         "currency": plan.currency,
         "worst_case": f"{plan.worst_case:f}" if plan.worst_case is not None else None,
         "play": plan.play,
-        "data_manifests": _manifests(prepared),
+        "data_manifests": summaries(prepared.data),
         "results_dir": prepared.results_dir,
         "secrets": list(spec.secrets),
         "spool": spool,
-    }
-
-
-def _manifests(prepared: Prepared) -> dict[str, Any]:
-    """path on the machine -> manifest of the local data as it is now."""
-    from jobspecs.rules import is_remote
-    from orchestrator.datasets import manifest_of
-
-    return {
-        each.path: asdict(manifest_of(prepared.loaded.base_dir / Path(each.source).expanduser()))
-        for each in prepared.spec.data
-        if not is_remote(each.source)
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from orchestrator.home import Home
 if TYPE_CHECKING:
     from jobspecs.schema import GitSource, JobSpec
     from orchestrator.config import Config
+    from orchestrator.datasets import Manifest
     from orchestrator.history import History
     from orchestrator.planning import Plan
     from orchestrator.snapshot import Snapshot
@@ -42,6 +43,7 @@ class Prepared:
     results_dir: str
     plan: Plan
     nothing: tuple[tuple[str, int], ...] = ()  # where nobody offers anything: key of the spec -> offers that it removes
+    data: Mapping[str, Manifest] = field(default_factory=dict)  # path on the machine -> what lands there
     bigger: Offer | None = None  # where every card asked for is too small: the cheapest machine that holds the model
 
     @property
@@ -108,8 +110,10 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     from jobspecs.schema import spec_hash, to_document
     from orchestrator.planning import Exchange, ask_for, make_plan
     from orchestrator.policy import ask_of
+    from orchestrator.sources.listing import manifests_of
 
     spec = loaded.spec
+    data = manifests_of(home, spec, loaded.base_dir) if spec.data else {}
     names, ask = provider_names(spec, config), ask_of(spec)
     document = to_document(spec)
     rests, history = known(home, spec.name)
@@ -130,6 +134,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         snapshot=freeze(home, spec, loaded.base_dir),
         results_dir=results_dir_of(spec, loaded.base_dir),
         plan=plan,
+        data=data,
         nothing=_nothing(home, config, plan, ask),
         bigger=_bigger(home, config, plan),
     )

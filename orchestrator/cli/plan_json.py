@@ -99,4 +99,10 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
             "lfs_pointers": list(shot.pointers),
             "left_out": [{"path": each.path, "reason": each.reason, "bytes": each.bytes} for each in shot.left_out],
         } if shot else None,
+        "data": [
+            {
+                "path": path, "from": each.source, "kind": each.kind, "files": each.count, "bytes": each.bytes,
+                "hash": each.hash, "sample": each.sample, "region": each.region or None,
+            } for path, each in prepared.data.items()
+        ],
     }  # fmt: skip

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLAN_WIDTH = 120  # reasons are sentences
 OFFERS_SHOWN = 12
 LEFT_OUT_SHOWN = 8
+STAGE_FROM = 20 * 1000**3  # bytes from which data is better put into an object store first
 CURES = (
     "an object store: `checkpoint.mirror` and `artifacts.to` (not served by this version yet)",
     "a controller on an always-on host: run gpujob there (`gpujob controller run`)",
@@ -51,6 +52,7 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     yield ""
     yield f"results    {prepared.results_dir or 'none are brought home (artifacts: none)'}"
     yield from _snapshot(prepared)
+    yield from _data(prepared)
 
 
 def _short(value: Any) -> str:
@@ -237,3 +239,14 @@ def _snapshot(prepared: Prepared) -> Iterator[str]:
         yield f"  not sent  {left.path}  ({left.reason}, {more}{size(left.bytes)})"
     if len(shot.left_out) > LEFT_OUT_SHOWN:
         yield f"  not sent  ... and {len(shot.left_out) - LEFT_OUT_SHOWN} more"
+
+
+def _data(prepared: Prepared) -> Iterator[str]:
+    """What lands on the machine before the start, from where, and by which way."""
+    ways = {"local": "sent from this computer", "rclone": "through this computer, by rclone"}
+    for path, manifest in prepared.data.items():
+        share = f", {manifest.sample:.3g} of the files" if manifest.sample < 1 else ""
+        way = ways.get(manifest.kind, "fetched by the machine itself")
+        yield f"data       {path}: {manifest.count} files, {size(manifest.bytes)}{share}, {way}"
+        if manifest.kind == "local" and manifest.bytes > STAGE_FROM:
+            yield f"  WARNING   over {size(STAGE_FROM)} from this computer: an object store near the machines is faster"

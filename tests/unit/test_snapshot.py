@@ -1,21 +1,16 @@
-"""Snapshots of a workdir and manifests of local data."""
+"""Snapshots of a workdir."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from orchestrator import datasets, snapshot
-from orchestrator.datasets import DataError, changes, compare, manifest_of
+from orchestrator import snapshot
 from orchestrator.home import Home
-from orchestrator.ignore import rules_for
 from orchestrator.snapshot import SnapshotError, TooLarge, materialize, take
 
 
@@ -238,81 +233,3 @@ def test_the_commit_is_recorded_and_tracked_files_are_sent_even_when_ignored(hom
     (work / "a.py").write_text("changed")
     assert take(work, home).dirty
     assert not take(work / "sub", home).dirty
-
-
-PIECES = st.sampled_from(["a", "b", "*", "**", "?", "a*", "[ab]", "!a"])
-PATTERN = st.builds(
-    lambda neg, lead, parts, tail: ("!" if neg else "") + lead + "/".join(parts) + tail,
-    st.booleans(),
-    st.sampled_from(["", "/"]),
-    st.lists(PIECES, min_size=1, max_size=3),
-    st.sampled_from(["", "/"]),
-)
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("repository") / "repo"
-    paths = [f"{x}/{y}/{z}" for x in ("a", "b", "ab") for y in ("a", "b") for z in ("a", "ab", "c")]
-    fill(root, dict.fromkeys([*paths, "c", "a/c"], "x"))
-    git(root, "init", "-q")
-    return root
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(PATTERN, max_size=5), st.lists(PATTERN, max_size=3))
-def test_ignored_is_what_git_says(repository: Path, top: list[str], nested: list[str]) -> None:
-    (repository / ".gitignore").write_text("\n".join(top) + "\n")
-    (repository / "a" / ".gitignore").write_text("\n".join(nested) + "\n")
-    listed = git(repository, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    rules = rules_for(repository)
-    ours = [entry.path for entry in snapshot._walk(repository, "", rules, []) if entry.kind == "file"]
-    assert sorted(ours) == sorted(name for name in listed if name)
-
-
-def test_data_manifests_name_every_difference(tmp_path: Path) -> None:
-    data = fill(tmp_path / "data", {"a.txt": "one", "b/c.txt": "two"})
-    (data / "linked").symlink_to(data / "b")
-    manifest = manifest_of(data)
-    assert [file.path for file in manifest.files] == ["a.txt", "b/c.txt", "linked/c.txt"]
-    assert (manifest.count, manifest.bytes) == (3, 9)
-    landed = [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in manifest.files]
-    assert compare(manifest, landed) == []
-    landed[0] |= {"sha256": "0" * 64}
-    landed[1] |= {"size": 2}
-    landed[2] |= {"path": "extra"}
-    assert compare(manifest, landed) == [
-        "a.txt has other bytes",
-        "b/c.txt has 2 bytes instead of 3",
-        "linked/c.txt is missing",
-        "extra is not part of the data",
-    ]
-    fill(data, {"a.txt": "ONE", "new": "n"})
-    (data / "linked").unlink()
-    now = manifest_of(data)
-    assert changes(manifest, now) == ["linked/c.txt was removed", "a.txt was changed", "new is new"]
-    assert now.hash != manifest.hash
-    assert manifest_of(data / "a.txt").files[0].path == "a.txt"
-
-
-def test_large_data_files_are_hashed_by_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "WHOLE_MAX", 100)
-    monkeypatch.setattr(datasets, "SAMPLE", 10)
-    path = tmp_path / "big"
-    path.write_bytes(bytes(range(200)))
-    before = manifest_of(path)
-    assert before.files[0].sampled
-    assert compare(before, [{"path": "big", "size": 200, "sha256": "whole"}]) == []
-    path.write_bytes(bytes(range(190)) + b"0123456789")  # the last sample sees it
-    assert manifest_of(path).hash != before.hash
-    assert replace(before.files[0], size=1) != before.files[0]
-
-
-@pytest.mark.parametrize("kind", ["missing", "dangling", "loop"])
-def test_data_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
-    data = tmp_path / "data"
-    if kind != "missing":
-        data.mkdir()
-        (data / "x").symlink_to("nowhere" if kind == "dangling" else data)
-    with pytest.raises(DataError, match=str(data)):
-        manifest_of(data)

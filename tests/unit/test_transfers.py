@@ -12,6 +12,7 @@ import pytest
 from orchestrator import actions as act
 from orchestrator import artifacts, checkpoints, sync
 from orchestrator.clock import FakeClock
+from orchestrator.datasets import manifest_of, summaries
 from orchestrator.execute import WorkFailed
 from orchestrator.home import Home
 from orchestrator.machine import Machines
@@ -105,24 +106,30 @@ def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(checkpoints, "push_resume", copy)
     manifest = SimpleNamespace(hash="h", name="step_3.bin", bytes=7)
     monkeypatch.setattr("orchestrator.machine.listing", lambda *_: SimpleNamespace(manifests=[manifest]))
-    line = SimpleNamespace(target=None, agent=lambda *_: {"files": [{"path": "set", "size": 5, "sha256": "?"}]})
+    answers = {"room": {"systems": []}, "landed": {"done": True, "bytes": 5, "faults": {}, "named": []}}
+    line = SimpleNamespace(target=None, agent=lambda command, *_: answers[command])
     monkeypatch.setattr(machines, "_connection", lambda _: line)
-    monkeypatch.setattr("orchestrator.machine.datasets.compare", lambda *_: [])
     monkeypatch.setattr(machines, "_look", lambda *_: {})
-    folders = {"code": "/c", "data": "/d", "resume_root": "/r"}
+    folders = {"base": "/b", "code": "/c", "data": "/d", "ckpt_root": "/k", "resume_root": "/r"}
     monkeypatch.setattr(machines, "_ask", lambda *_, **__: folders)
     (tmp_path / "set").write_bytes(b"12345")
+    made = manifest_of(tmp_path / "set", machines._home)
     code = machines._home.job("j") / "code"
     code.mkdir(parents=True)
     (code / ".complete").touch()
     context: Any = SimpleNamespace(
         rental=SimpleNamespace(id="gj-1"),
         assignment=SimpleNamespace(key="t0.1", task="t0", resume_hash="h", resume_name="step_3.bin"),
-        job=SimpleNamespace(id="j", snapshot="s", base_dir=str(tmp_path), data_manifests={}),
-        spec=SimpleNamespace(data=[SimpleNamespace(source="set", path="set")]),
+        job=SimpleNamespace(id="j", snapshot="s", base_dir=str(tmp_path), data_manifests=summaries({"set": made})),
+        spec=SimpleNamespace(data=[SimpleNamespace(source="set", path="set")], model=None, checkpoint=None),
     )
     machines.prepare(context)
-    names = [("code", 3, 4), ("data set", 3, 5), ("checkpoint step_3.bin", 3, 7)]
+    names = [
+        ("code", 3, 4),
+        ("list of data set", 3, 4),
+        ("data set", 3, 5),
+        ("checkpoint step_3.bin", 3, 7),
+    ]
     assert told_by(posted) == [*names, ("", 0, None)]
 
 
