@@ -4,6 +4,9 @@ Rules
 - A call during the run leaves little for the end; the final one, after the last process has ended, verifies.
 - What is verified has the size and SHA-256 that the machine announced then.
 - Names and links that leave their folder are refused and said; nothing of the machine's is followed.
+- The small and vital first: metrics and manifests, then the small, then the large, logs and traces last. An end may
+  come before all is here, and the newest checkpoint is in the mirror before any of it.
+- A place that is a file or a link is not followed; what should have come from it is said to be lost.
 - Without `artifacts` in the spec: all of OUT, changed files of workdir, and the newest checkpoint, which is in the
   mirror already and costs no second transfer. `publish` puts all of it into the user's folder.
 """
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
@@ -28,6 +33,15 @@ CHANGED_LIMIT = 5 * 1000**3  # bytes of files under workdir that come home unask
 LIST_TIMEOUT_S = 300.0
 HASH_TIMEOUT_S = 1800.0
 GLOB = frozenset("*?[")
+VITAL = re.compile(
+    r"(metrics?|results?|summary|scores?|eval|manifest|report)\b.*\.(jsonl?|csv|tsv|ya?ml|txt|md)|.*\.gpujob-manifest\.json",
+    re.IGNORECASE,
+)
+BULK = re.compile(
+    r"(.*\.(log|out|err|trace|prof|nsys-rep|tmp|core)(\.\d+)?|events\.out\.tfevents\..*|core\.\d+)\Z", re.IGNORECASE
+)
+BULK_FOLDERS = frozenset({"logs", "log", "wandb", "runs", "lightning_logs", "tb", "tensorboard", "profile", "traces"})
+SIZES = (1000**2, 64 * 1000**2)  # bytes: small, middling, large files are brought one after another
 
 When = Literal["success", "failure", "always"]
 
@@ -78,13 +92,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Results:
-    """What was brought. `verified`: nothing is missing or damaged. `left`: (path, bytes) beyond the limit."""
+    """What was brought. `verified`: nothing is missing or damaged. `left`: (path, bytes) beyond the limit. `lost`: why
+    a whole place could not be brought, which waiting does not mend; empty when every one could."""
 
     pieces: tuple[Piece, ...] = ()
     verified: bool = False
     problems: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     left: tuple[tuple[str, int], ...] = ()
+    lost: str = ""
 
     @property
     def files(self) -> int:
@@ -105,8 +121,9 @@ class _Source:
     place: Callable[[str], list[tuple[Path, str]]]  # path below root -> (dest, path there), empty: not wanted
     refused: list[str] = field(default_factory=list)
 
-    def wanted(self) -> dict[str, dict[str, Any]]:
-        """Entries by path: safe, asked for, and links only inside of the folder."""
+    def wanted(self, folds: bool = False) -> dict[str, dict[str, Any]]:
+        """Entries by path: safe, asked for, and links only inside of the folder. `folds`: names that differ in case
+        only are the same here."""
         found: dict[str, dict[str, Any]] = {}
         for file in self.files:
             path = str(file.get("path", ""))
@@ -136,6 +153,9 @@ class _Source:
         for path in sync.refuse_under_links(found, [path for path, file in found.items() if "link" in file]):
             self.refused.append(f"{path[:120]} lies below a link")
             del found[path]
+        for path, other in _collisions(found) if folds else ():
+            self.refused.append(f"{path[:120]} and {other[:120]} are one name on this computer; only the first came")
+            del found[other]
         return found
 
 
@@ -155,41 +175,111 @@ def collect(
 ) -> Results:
     """Bring what `plan` wants into staging. `final`: the run is dead; everything is hashed on both sides."""
     staging = home.results(job, task, n)
-    pieces: list[Piece] = []
-    problems: list[str] = []
-    refused: list[str] = []
-    sources, left = _sources(conn, plan, job, task, n, success, final)
+    sources, left, lost = _sources(conn, plan, job, task, n, success, final)
+    folds = any(folds_case(place) for place in {staging, *(item.dest for item in plan.wanted(success))})
+    wanted = {source.label: source.wanted(folds) for source in sources}
+    refused = [words for source in sources for words in source.refused]
     for source in sources:
-        wanted = source.wanted()
-        refused += source.refused
-        folder = staging / source.label
         if final:
-            _drop_others(folder, wanted)
-        problems += _bring(target, source.root, folder, wanted, final, refused, progress, limits)
-        for path, file in sorted(wanted.items()):
+            _drop_others(staging / source.label, wanted[source.label])
+    batches = by_value((source.label, path, file) for source in sources for path, file in wanted[source.label].items())
+    roots = {source.label: source.root for source in sources}
+    words: dict[str, str] = {}
+    for label, names in batches:
+        said = _pull(target, roots[label], staging / label, names, False, progress, limits)
+        words[label] = said or words.get(label, "")
+    problems: list[str] = []
+    pieces: list[Piece] = []
+    for source in sources:
+        folder, mine = staging / source.label, wanted[source.label]
+        if final:
+            said = words.get(source.label, "")
+            problems += _verified(target, source.root, folder, mine, refused, said, progress, limits)
+        for path, file in sorted(mine.items()):
             if not os.path.lexists(folder / path):
                 continue  # a problem in the final pass; a file that went away before
             link, size, digest = str(file.get("link", "")), int(file.get("size") or 0), str(file.get("sha256") or "")
             for dest, shown in source.place(path):
                 pieces.append(Piece(f"{source.label}/{path}", dest, shown, size, digest, link))
-    return Results(tuple(pieces), final and not problems, tuple(problems), tuple(refused), tuple(left))
+    verified = final and not problems and not lost
+    return Results(tuple(pieces), verified, tuple(problems), tuple(refused), tuple(left), lost)
+
+
+def by_value(files: Iterable[tuple[str, str, dict[str, Any]]]) -> Iterator[tuple[str, list[str]]]:
+    """(place, path, entry) as (place, paths) in the order in which they are brought: by what they are worth, then by
+    size."""
+    found: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    for label, path, file in files:
+        size = int(file.get("size") or 0)
+        found.setdefault((rank_of(path, size), label), []).append((size, path))
+    for (_, label), sized in sorted(found.items()):
+        yield label, [path for _, path in sorted(sized)]
+
+
+def rank_of(path: str, size: int) -> int:
+    """0: what says how the run went; then files by size; logs and traces last, however small."""
+    parts = PurePosixPath(path).parts
+    if BULK_FOLDERS & set(parts[:-1]) or BULK.match(parts[-1]):
+        return len(SIZES) + 2
+    if VITAL.match(parts[-1]) and size <= SIZES[-1]:
+        return 0
+    return 1 + sum(size > limit for limit in SIZES)
+
+
+def _collisions(paths: Iterable[str]) -> list[tuple[str, str]]:
+    """(kept, refused): paths that are one on a file system which folds case, parents included."""
+    spelled: dict[str, str] = {}
+    found = []
+    for path in sorted(paths):
+        steps = [path[: at or None] for at in (*(at for at, char in enumerate(path) if char == "/"), 0)]
+        other = next((spelled[_folded(step)] for step in steps if spelled.get(_folded(step), step) != step), None)
+        if other is not None:
+            found.append((other, path))
+        else:
+            spelled.update((_folded(step), step) for step in steps)
+    return found
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def folds_case(folder: Path) -> bool:
+    """Whether names that differ in case only are one in the nearest folder above that exists."""
+    place = next(each for each in (folder, *folder.parents) if each.is_dir())
+    probe = place / f".gpujob-Case-{os.getpid()}"
+    try:
+        probe.touch()
+    except OSError:
+        return False  # nothing can be written there, which is said when it is tried
+    try:
+        return os.path.lexists(place / probe.name.lower())
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _sources(
     conn: Agent, plan: ArtifactPlan, job: str, task: str, n: int, success: bool | None, final: bool
-) -> tuple[list[_Source], list[tuple[str, int]]]:
-    """The folders to bring from, and the changed files that are too much."""
+) -> tuple[list[_Source], list[tuple[str, int]], str]:
+    """The folders to bring from, the changed files that are too much, and why a place cannot be brought."""
     items = plan.wanted(success)
     inside = [item for item in items if not item.path.startswith("/")]
-    sources = []
+    sources, lost = [], ""
     if inside:
-        files = _listed(conn, plan.out, final)
+        try:
+            files = _listed(conn, plan.out, final)
+        except NotAFolder as exc:
+            files, lost = [], f"$GPUJOB_OUT is {exc}: nothing that should be in it came home"
         sources.append(_Source("out", plan.out, files, _by_patterns(inside)))
     for number, item in enumerate(item for item in items if item.path.startswith("/")):
         root, pattern = split_absolute(item.path)
-        sources.append(_Source(f"absolute{number}", root, _listed(conn, root, final, pattern), _to(item.dest, pattern)))
+        try:
+            files = _listed(conn, root, final, pattern)
+        except NotAFolder as exc:
+            files, lost = [], lost or f"{root} is {exc}: nothing of {item.path} came home"
+        sources.append(_Source(f"absolute{number}", root, files, _to(item.dest, pattern)))
     if plan.items:
-        return sources, []
+        return sources, [], lost
     answer = conn.agent("changed", {"job": job, "task": task, "n": n}, LIST_TIMEOUT_S)
     root, changed, left = str(answer.get("base", "")), [], []
     room = plan.limit
@@ -205,22 +295,31 @@ def _sources(
     taken = {str(file.get("path", "")).split("/")[0] for file in (sources[0].files if sources else [])}
     folder = "workdir" if "workdir" not in taken else "workdir~"
     sources.append(_Source("workdir", root, changed, lambda path: [(plan.dest, f"{folder}/{path}")]))
-    return sources, left
+    return sources, left, lost
+
+
+class NotAFolder(Exception):
+    """A place that results should come from is something else; the message says what."""
 
 
 def _listed(
     conn: Agent, root: str, with_hash: bool, pattern: str = "", names: list[str] | None = None
 ) -> list[dict[str, Any]]:
-    """The agent's files below `root`; none where there is no such folder."""
+    """The agent's files below `root`; none where there is no such folder. NotAFolder where it is something else."""
     ask: dict[str, Any] = {"path": root, "hash": with_hash, "pattern": ""}
     if names is not None:
         ask["names"] = names
     try:
-        files = _dicts(conn.agent("manifest", ask, HASH_TIMEOUT_S if with_hash else LIST_TIMEOUT_S).get("files"))
+        answer = conn.agent("manifest", ask, HASH_TIMEOUT_S if with_hash else LIST_TIMEOUT_S)
     except AgentRefused as exc:
         if exc.error == "missing":
             return []
         raise
+    files = _dicts(answer.get("files"))
+    if answer.get("kind") == "link":
+        raise NotAFolder(f"a link to {str(answer.get('leads_to'))[:200]}, which is not followed")
+    if answer.get("kind") == "file":
+        raise NotAFolder("a file and no folder")
     keep = _matcher(pattern) if pattern else None
     wanted = None if names is None else frozenset(names)
     return [
@@ -268,24 +367,18 @@ def _to(dest: Path, pattern: str) -> Callable[[str], list[tuple[Path, str]]]:
 # --- bringing ------------------------------------------------------------------------------------------
 
 
-def _bring(
+def _verified(
     target: Target,
     root: str,
     folder: Path,
     wanted: dict[str, dict[str, Any]],
-    final: bool,
     refused: list[str],
+    words: str,
     progress: Callable[[sync.Progress], None] | None,
     limits: sync.Limits | None,
 ) -> list[str]:
-    """Pull the wanted names; in the final pass check every one of them, bring the wrong ones again, name the rest."""
-    names = sorted(wanted)
-    if not names:
-        return []
-    words = _pull(target, root, folder, names, False, progress, limits)
-    if not final:
-        return []
-    wrong = [name for name in names if not _holds(folder / name, wanted[name])]
+    """Check every wanted name, bring the wrong ones again, name the rest. `words`: rsync's on what it left out."""
+    wrong = [name for name in sorted(wanted) if not _holds(folder / name, wanted[name])]
     if wrong:
         words = _pull(target, root, folder, wrong, True, progress, limits) or words
     wrong = [name for name in wrong if not _holds(folder / name, wanted[name])]

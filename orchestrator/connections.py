@@ -7,14 +7,14 @@ A call without a connection fails at once as unreachable: the watcher is reconne
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import secrets, ssh
 from orchestrator.clock import Clock
 from orchestrator.home import Home
 from orchestrator.messages import Message
-from orchestrator.model import Job, Rental, RentalFacts
+from orchestrator.model import Assignment, Job, Rental, RentalFacts
 from orchestrator.ssh_errors import Unreachable
 from orchestrator.watch import MachineWatch
 
@@ -34,8 +34,8 @@ class Connections:
         self._inspected: set[str] = set()  # rentals whose machine was looked at and is well
         self._lock = threading.Lock()
 
-    def watch(self, rental: RentalFacts, job: Job, spec: JobSpec) -> None:
-        """Keep a connection to a live machine at the address where the provider shows it now."""
+    def watch(self, rental: RentalFacts, job: Job, spec: JobSpec, runs: Iterable[Assignment] = ()) -> None:
+        """Keep a connection to a live machine at the address where the provider shows it now; `runs`: of its job."""
         row, instance = rental.rental, rental.sight.instance
         if instance is None or instance.endpoint is None:
             return
@@ -51,6 +51,7 @@ class Connections:
             known = self._watches.get(row.id)
             if known is None:
                 known = self._new_watch(row, job, spec)
+        known.admit(frozenset(run.key for run in runs if run.rental == row.id))
         known.address(target)
 
     def _new_watch(self, row: Rental, job: Job, spec: JobSpec) -> MachineWatch:

@@ -360,7 +360,7 @@ class Loop:
         for rental in facts.rentals:
             # An orphan is kept untouched: whether we reach it says nothing about it
             if rental.rental.phase is RentalPhase.LIVE and facts.job.reason is not Reason.ORPHAN:
-                self.machines.watch(rental, facts.job, spec)
+                self.machines.watch(rental, facts.job, spec, facts.assignments)
             else:
                 self.machines.unwatch(rental.rental.id)
 

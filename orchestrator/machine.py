@@ -278,7 +278,7 @@ class Machines(Connections):
             rate = _rate(found.bytes, began)
         if recorded is None:
             return {"rate": rate, "bytes_left": 0}
-        if not found.verified:
+        if not found.verified and not found.lost:
             raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
         record = recorded.result()
         published = publish(
@@ -288,6 +288,8 @@ class Machines(Connections):
         write_private(published.path / RUN_RECORD, json.dumps(record, indent=1, default=str).encode() + b"\n")
         (published.path / RUN_RECORD).chmod(0o644)  # the user's own file, as the other results are
         discard(self._home, job.id, run.task, run.n)
+        if found.lost:  # what there was is home all the same
+            raise WorkFailed(found.lost, Reason.FAILED)
         words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]
         words += [*found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
         moved = [(str(dest), str(aside)) for dest, aside in published.moved]

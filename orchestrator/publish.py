@@ -74,7 +74,8 @@ def publish(
             shown = _copy_all(dest, found)
             record = {
                 "job": job, "task": task, "n": n, "outcome": outcome or ("done" if success else "failed"),
-                "verified": results.verified, "problems": results.problems, "refused": results.refused,
+                "verified": results.verified, "problems": results.problems,
+                "lost": results.lost or None, "refused": results.refused,
                 "left": results.left, "checkpoint": checkpoint.name if checkpoint else None, "files": shown,
             }  # fmt: skip
             write_private(dest / PUBLISHED, json.dumps(record, indent=1).encode() + b"\n")

@@ -113,8 +113,10 @@ class Sightings:
         return self.sight.instance is not None and self.sight.instance.ready
 
     def save_s(self) -> float:
-        """Seconds to bring home what is left, at the measured rate."""
-        return self.bytes_left / self.bytes_per_s if self.bytes_per_s > 0 else 0.0
+        """Seconds to bring home what is left, and the checkpoint that a signal makes, at the measured rate."""
+        saved = (c.bytes for run in self.machine.runs.values() if not run.dead for c in run.checkpoints if c.complete)
+        left = self.bytes_left + max(saved, default=0)
+        return left / self.bytes_per_s if self.bytes_per_s > 0 else 0.0
 
     def checkpoints_left(self, run: str) -> bool:
         """Whether the machine holds complete checkpoints of `run` that this process has not made durable."""

@@ -4,7 +4,8 @@ Rules
 - A watcher reports by a message and never decides; only the loop writes to the books.
 - A lost connection is reported at once, so that the provider can be asked in the same second; silence counts as loss.
 - Nothing but the agent's file goes to a machine before it has proved the rental's nonce under the pinned host key.
-- Log bytes go straight to their files at their offsets: a repeat is harmless, the cursor is the file's size.
+- Log bytes go straight to their files at their offsets: a repeat is harmless, the cursor is the file's size. Only of
+  runs that were committed on this rental: a machine writes nothing into another one's logs.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class MachineWatch:
         self._reached = False
         self._since: float | None = None  # awake time of the last report; the pause after it counts as well
         self._writers: dict[str, LogWriter] = {}
+        self._runs: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._run, name=f"watch-{rental}", daemon=True)
 
     def start(self) -> None:
@@ -87,6 +89,10 @@ class MachineWatch:
             self._moved.set()
             if moved and self.connection is not None:
                 self.connection.close()
+
+    def admit(self, runs: frozenset[str]) -> None:
+        """The runs ("<task>.<n>") that were committed on this rental: whose logs it may tell."""
+        self._runs = runs
 
     @property
     def target(self) -> ssh.Target | None:
@@ -195,6 +201,8 @@ class MachineWatch:
             return  # a machine that lies about its own log harms only its own log
         if not isinstance(offset, int) or offset < 0 or not RUN.fullmatch(run) or stage not in STAGES:
             return
+        if run not in self._runs:
+            return  # another machine's run, or one whose commit this watcher has yet to hear of: then a gap follows
         try:
             self._writer(run, stage).write(offset, data)
         except LogGap as gap:

@@ -30,6 +30,7 @@ def manifest_command(ask: dict[str, Any]) -> dict[str, Any]:
         raise Refusal("invalid", "path: %r is not absolute" % top)
     if not os.path.lexists(top):
         raise Refusal("missing", "%s is not there" % top)
+    kind = "link" if os.path.islink(top) else "folder" if os.path.isdir(top) else "file"
     files = [entry for entry in walk_files(top) if fnmatch.fnmatchcase(entry["path"], pattern)]
     if names is not None:
         files = [entry for entry in files if entry["path"] in names]
@@ -37,7 +38,8 @@ def manifest_command(ask: dict[str, Any]) -> dict[str, Any]:
         base = top if os.path.isdir(top) and not os.path.islink(top) else os.path.dirname(top)
         read = (entry if "link" in entry else hashed(os.path.join(base, entry["path"]), entry) for entry in files)
         files = [entry for entry in read if entry is not None]
-    return {"ok": True, "files": files}
+    answer: dict[str, Any] = {"ok": True, "files": files, "kind": kind}
+    return {**answer, "leads_to": os.readlink(top)} if kind == "link" else answer
 
 
 def walk_files(top: str, skip: Callable[[str], bool] = lambda name: False) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,12 @@
 """`pull`: copy files of a job to this computer: from its results when they are home, else from the machine that runs
 it.
 
-Rules: only reads from the machine, with a bar on stderr where that is a terminal. GLOB is relative to $GPUJOB_OUT; an
-absolute one names files of the machine.
-Files of this computer are replaced only by newer bytes of the same name, never removed.
+Rules
+- Only reads from the machine, with a bar on stderr where that is a terminal. GLOB is relative to $GPUJOB_OUT; an
+  absolute one names files of the machine.
+- A file appears under its name when it is whole; a cut one goes on from where it was, an unchanged one is not sent.
+- Files of this computer are replaced by newer bytes of the same name, never removed; nothing is written through a link,
+  and no link of the machine's that leads out of its folder is taken.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +31,15 @@ from orchestrator.home import Home
 from orchestrator.model import Rental, RentalPhase
 
 # One line of the whole copy's progress a second, in plain bytes, with the total known from the beginning
+TRIES = 3  # a connection that breaks is no reason to begin again by hand
+AGAIN_S = 2.0
+CONNECTION_CODES = (10, 12, 30, 35, 255)  # rsync's and ssh's own: the connection, not the files
+NOTES_MAX = 1 << 20
+UNSAFE = re.compile(r"ignoring unsafe symlink \"?(.+?)\"? -> ")
+RSYNC = (
+    "rsync", "-rltE", "--safe-links", "--no-owner", "--no-group", "--no-perms", "--no-devices", "--no-specials",
+    "--protect-args", "--partial-dir=.gpujob-partial", "--timeout=60", "--info=symsafe",
+)  # fmt: skip
 PROGRESS = ("--info=progress2", "--no-human-readable", "--no-inc-recursive", "--outbuf=N")
 
 
@@ -74,7 +87,7 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
         return {}
     found = {}
     for path in folder.rglob("*"):
-        if path.is_file():
+        if path.is_file() and not any(part.startswith(".gpujob-") for part in path.relative_to(folder).parts):
             info = path.stat()
             found[str(path.relative_to(folder))] = (info.st_size, info.st_mtime_ns)
     return found
@@ -82,14 +95,7 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _from_results(home: Home, view: View, glob: str, dest: Path) -> None:
     """From the published results, or what had arrived of a run that is over."""
-    run = view.current
-    from orchestrator.publish import owner_of
-
-    published = Path(view.job.results_dir or ".")
-    places = [published] if view.job.results_dir and owner_of(published) in ("", view.job.id) else []
-    if run is not None:
-        places.append(home.results(view.job.id, run.task, run.n))
-    source = next((place for place in places if place.is_dir()), None)
+    source, published = _source(home, view)
     if source is None:
         words = view.words
         raise CliError(
@@ -101,17 +107,62 @@ def _from_results(home: Home, view: View, glob: str, dest: Path) -> None:
     if dest.resolve() == source.resolve():
         say(f"the results are there already: {source}")
         return
+    if not published:
+        say(f"what had arrived of {view.job.name} is copied; it was not verified at its end")
     matched = 0
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
-        if not path.is_file() or not wanted(name, glob):
+        ours = any(part.startswith(".gpujob-") for part in path.relative_to(source).parts)
+        if not path.is_file() or ours or not _inside(path, source) or not wanted(name, glob):
             continue
-        target = dest / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
+        _copy(path, dest, name)
         matched += 1
     if not matched:
         raise CliError(f"no file of {source} matches {glob!r}", next=f"gpujob pull {view.job.name}")
+
+
+def _source(home: Home, view: View) -> tuple[Path | None, bool]:
+    """The folder to copy from, and whether it is the published one. Of runs that were cut off, the newest that had
+    anything."""
+    from orchestrator.publish import owner_of
+
+    published = Path(view.job.results_dir or ".")
+    if view.job.results_dir and published.is_dir() and owner_of(published) in ("", view.job.id):
+        return published, True
+    current = [view.current] if view.current is not None else []
+    for run in [*current, *reversed(view.runs)]:
+        staged = home.results(view.job.id, run.task, run.n)
+        place = staged / "out" if (staged / "out").is_dir() else staged
+        if place.is_dir() and any(place.iterdir()):
+            return place, False
+    return None, False
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a file, also one that a link names, lies in the folder."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _copy(path: Path, dest: Path, name: str) -> None:
+    """One file to its name, whole or not at all; one with the same size and time stays as it is."""
+    target = dest / name
+    through = next((each for each in target.parents if dest in each.parents and each.is_symlink()), None)
+    if through is not None:
+        raise CliError(
+            f"{name} would be written through a link", where=str(through), next="pull with --to another folder"
+        )
+    new = path.stat()
+    if target.is_file() and not target.is_symlink():
+        old = target.stat()
+        if (old.st_size, old.st_mtime_ns) == (new.st_size, new.st_mtime_ns):
+            return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".gpujob-{os.getpid()}-{target.name[:100]}")
+    try:
+        shutil.copy2(path, beside)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def wanted(name: str, glob: str) -> bool:
@@ -131,33 +182,32 @@ def _from_machine(home: Home, view: View, rental: Rental, glob: str, dest: Path)
     assert view.current is not None
     source = machine_source(data_mount(home, rental), view.job.id, view.current.key, glob)
     dest.mkdir(parents=True, exist_ok=True)
-    command = [
-        "rsync",
-        "-rtL",
-        "--partial",
-        "-e",
-        f"ssh -F '{config}'",
-        *filters(glob),
-        f"{rental.id}:{source}",
-        f"{dest}/",
-    ]
-    code, words = _with_bar(command) if colourful(sys.stderr) else _quietly(command)
+    command = [*RSYNC, "-e", f"ssh -F '{config}'", *filters(glob), f"{rental.id}:{source}", f"{dest}/"]
+    words, notes = "", ""
+    for tries_left in reversed(range(TRIES)):
+        code, words, notes = _with_bar(command) if colourful(sys.stderr) else _quietly(command)
+        if code not in CONNECTION_CODES or not tries_left:
+            break
+        say("the connection broke; going on from here")
+        time.sleep(AGAIN_S)
+    for link in sorted(set(UNSAFE.findall(notes))):
+        say(f"{link} is a link out of its folder, so it is not taken; pull where it leads by its absolute path")
     if code != 0:
         raise CliError(
             f"rsync from {rental.id} ended with {code}",
             why=(words.strip().splitlines() or ["it said nothing"])[-1],
-            next=f"gpujob ssh {view.job.name} looks there",
+            next=f"gpujob pull {view.job.name} goes on from here; gpujob ssh {view.job.name} looks there",
             code=exits.PROVIDER,
         )
 
 
-def _quietly(command: list[str]) -> tuple[int, str]:
-    """rsync's exit code and what it said on stderr."""
+def _quietly(command: list[str]) -> tuple[int, str, str]:
+    """rsync's exit code and what it said on stderr and stdout."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    return done.returncode, done.stderr
+    return done.returncode, done.stderr, done.stdout
 
 
-def _with_bar(command: list[str]) -> tuple[int, str]:
+def _with_bar(command: list[str]) -> tuple[int, str, str]:
     """As `_quietly`, with a bar on stderr while it lasts."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -168,7 +218,7 @@ def _with_bar(command: list[str]) -> tuple[int, str]:
         TextColumn("pull"), BarColumn(bar_width=20), TextColumn("{task.fields[moved]}"),
         console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
     )  # fmt: skip
-    task, text = bar.add_task("", total=None, moved=""), b""
+    task, text, notes = bar.add_task("", total=None, moved=""), b"", b""
     began = time.monotonic()
     command = [*command[:1], *PROGRESS, *command[1:]]
     # stderr into a file: nobody reads it while the copy goes on, and a full pipe would stop rsync
@@ -176,14 +226,14 @@ def _with_bar(command: list[str]) -> tuple[int, str]:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child:
             assert child.stdout is not None
             while data := os.read(child.stdout.fileno(), 65536):
-                text = (text + data)[-4096:]
+                text, notes = (text + data)[-4096:], (notes + data)[-NOTES_MAX:]
                 found = how_far(text)
                 if found is not None:
                     done, total = found
                     rate = done / max(time.monotonic() - began, 0.001)
                     bar.update(task, completed=done, total=total, moved=moved(done, total, rate), refresh=True)
         errors.seek(0)
-        return child.returncode, errors.read().decode("utf-8", "replace")
+        return child.returncode, errors.read().decode("utf-8", "replace"), notes.decode("utf-8", "replace")
 
 
 def data_mount(home: Home, rental: Rental) -> str:
@@ -197,19 +247,27 @@ def data_mount(home: Home, rental: Rental) -> str:
 
 
 def machine_source(mount: str, job: str, run: str, glob: str) -> str:
-    """The remote side for rsync: the run's $GPUJOB_OUT, or the absolute path that was asked for."""
+    """The remote folder for rsync: the run's $GPUJOB_OUT, or where an absolute path lies."""
     if glob.startswith("/"):
-        return glob
+        return _split(glob)[0].rstrip("/") + "/"
     base = f"{mount.rstrip('/')}/" if mount else ""
     return f"{base}gpujob/{job}/out/{run}/"
 
 
+def _split(glob: str) -> tuple[str, str]:
+    """An absolute glob as the folder to look into and the pattern below it."""
+    from orchestrator.artifacts import split_absolute
+
+    return split_absolute(glob)
+
+
 def filters(glob: str) -> list[str]:
     """rsync's options for one glob below the source."""
-    if not glob or glob.startswith("/"):
+    if not glob:
         return []
-    plain = glob.rstrip("/")
-    return ["--prune-empty-dirs", "--include=*/", f"--include={plain}", f"--include={plain}/**", "--exclude=*"]
+    plain = (_split(glob)[1] if glob.startswith("/") else glob).rstrip("/")
+    below = ["--include=*/"] if "/" in plain.strip("/") or not plain.startswith("/") else []
+    return ["--prune-empty-dirs", *below, f"--include={plain}", f"--include={plain}/**", "--exclude=*"]
 
 
 COMMANDS = {"pull": Command(_add, run)}

@@ -146,7 +146,7 @@ class SimMachines:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def watch(self, rental: RentalFacts, job: Job, spec: object) -> None:
+    def watch(self, rental: RentalFacts, job: Job, spec: object, runs: object = ()) -> None:
         row, instance = rental.rental, rental.sight.instance
         if instance is None or instance.endpoint is None:
             return

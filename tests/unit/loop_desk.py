@@ -56,7 +56,7 @@ class Machines:
         self.watched: dict[str, str] = {}
         self.forgotten: list[str] = []
 
-    def watch(self, rental: Any, job: Job, _spec: Any) -> None:
+    def watch(self, rental: Any, job: Job, _spec: Any, _runs: Any = ()) -> None:
         self.watched[rental.rental.id] = job.id
 
     def unwatch(self, rental: str) -> None:

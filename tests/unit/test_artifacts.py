@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator import artifacts, publish
 from orchestrator.artifacts import ArtifactPlan, Item, Piece, Results, split_absolute
@@ -256,3 +258,78 @@ def test_a_file_that_cannot_be_read_costs_none_of_the_others() -> None:
         "root's cannot be read on the machine: Permission denied",
         "/m/out cannot be read on the machine: Permission denied",
     ]
+
+
+# --- what comes first, what is one name, what is no folder ---
+
+
+def test_what_matters_comes_first_and_bulk_last() -> None:
+    sizes = {
+        "logs/train.txt": 10, "train.log": 10, "events.out.tfevents.17.host": 10, "wandb/run/metrics.json": 10,
+        "weights.bin": 900_000_000, "plot.png": 50_000, "sub/metrics.jsonl": 4_000_000, "samples.tar": 20_000_000,
+        "metrics.json": 300, "a.txt": 5,
+    }  # fmt: skip
+    files = [("out", path, {"size": size}) for path, size in sizes.items()]
+    files.append(("workdir", "summary.csv", {"size": 3}))
+    assert list(artifacts.by_value(files)) == [
+        ("out", ["metrics.json", "sub/metrics.jsonl"]),
+        ("workdir", ["summary.csv"]),
+        ("out", ["a.txt", "plot.png"]),
+        ("out", ["samples.tar"]),
+        ("out", ["weights.bin"]),
+        ("out", ["events.out.tfevents.17.host", "logs/train.txt", "train.log", "wandb/run/metrics.json"]),
+    ]
+
+
+@given(
+    st.dictionaries(st.from_regex(r"[ab-]{1,3}(/[ab.-]{0,3}b)?", fullmatch=True), st.integers(0, 10**10), max_size=12)
+)
+def test_every_file_is_brought_once_the_small_of_a_kind_before_the_large(sizes: dict[str, int]) -> None:
+    found = list(artifacts.by_value(("out", path, {"size": size}) for path, size in sizes.items()))
+    names = [name for _, batch in found for name in batch]
+    assert sorted(names) == sorted(sizes)
+    for _, batch in found:
+        assert [sizes[name] for name in batch] == sorted(sizes[name] for name in batch)
+
+
+def test_names_that_are_one_name_here_do_not_overwrite_each_other() -> None:
+    files = [
+        {"path": path, "size": 1} for path in ("Model.pt", "model.pt", "Sub/a", "sub/b", "caf\u00e9", "cafe\u0301")
+    ]
+    place = {"place": lambda path: [(Path("/d"), path)]}
+    source = artifacts._Source("out", "/m/out", files, **place)
+    assert sorted(source.wanted(folds=True)) == ["Model.pt", "Sub/a", "cafe\u0301"]
+    assert len(source.refused) == 3
+    assert sorted(source.refused)[0] == "Model.pt and model.pt are one name on this computer; only the first came"
+    assert len(artifacts._Source("out", "/m/out", files, **place).wanted()) == 6
+
+
+def test_a_file_system_is_asked_whether_it_folds_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not artifacts.folds_case(tmp_path / "not" / "there")
+    monkeypatch.setattr(os.path, "lexists", lambda path: True)
+    assert artifacts.folds_case(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"kind": "link", "leads_to": "/data/out"}, "a link to /data/out, which is not followed"),
+        ({"kind": "file"}, "a file and no folder"),
+    ],
+)
+def test_a_place_that_is_no_folder_is_said(answer: dict[str, Any], words: str, home: Home, dest: Path) -> None:
+    class Machine:
+        def agent(self, command: str, payload: dict[str, Any], timeout_s: float = 1.0) -> dict[str, Any]:
+            return {"base": "/w", "files": []} if command == "changed" else {**answer, "files": [{"path": "t0.1"}]}
+
+    def collected(plan: ArtifactPlan) -> Results:
+        return artifacts.collect(
+            Machine(), None, home, job="digits.1", task="t0", n=1, plan=plan, final=True, success=True  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    found = collected(ArtifactPlan("/m/out/t0.1", dest))
+    assert found.lost == f"$GPUJOB_OUT is {words}: nothing that should be in it came home"
+    assert not found.verified
+    found = collected(ArtifactPlan("/m/out/t0.1", dest, (Item("/data/logs/*.txt", dest),)))
+    assert found.lost == f"/data/logs is {words}: nothing of /data/logs/*.txt came home"

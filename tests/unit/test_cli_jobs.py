@@ -14,6 +14,7 @@ from cli_controller import ScriptedController
 
 from orchestrator import actions
 from orchestrator.cli import client, main, pull
+from orchestrator.cli.reading import open_view
 from orchestrator.home import Home
 from orchestrator.model import CheckpointRow, Outcome, Reason
 
@@ -386,6 +387,81 @@ def test_pull_copies_published_results_by_glob(home: Home, run: Run, tmp_path: P
     assert json.loads(out)["files"] == [{"path": "plots/curve.png", "bytes": 3}]
     assert not (tmp_path / "here" / "model.npz").exists()
     assert run("pull", "digits", "*.txt", "--to", str(tmp_path / "there"))[0] == 2
+
+
+def test_pull_sends_nothing_again_that_is_there_and_writes_through_no_link(
+    home: Home, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = finished(home)
+    results, dest = tmp_path / "results" / "digits", tmp_path / "here"
+    (results / "sub").mkdir(parents=True)
+    for name in ("a.txt", "sub/b.txt", ".gpujob-manifest.json"):
+        (results / name).write_text(name)
+    (tmp_path / "mine").write_text("secret")
+    (results / "out").symlink_to(tmp_path / "mine")
+    with writer(home) as store:
+        store.results_done(job, "t0", 1, str(results), 2000.0)
+    assert run("pull", "digits", "--to", str(dest))[:2] == (0, f"2 files, 14 B -> {dest}\n")
+    assert sorted(p.name for p in dest.rglob("*") if p.is_file()) == ["a.txt", "b.txt"]
+    first = (dest / "a.txt").stat().st_ino
+    (results / "sub" / "b.txt").write_text("newer bytes")
+    assert run("pull", "digits", "--to", str(dest))[:2] == (0, f"1 files, 11 B -> {dest}\n")
+    assert (dest / "a.txt").stat().st_ino == first
+    (dest / "sub" / "b.txt").unlink()
+    (dest / "sub").rmdir()
+    (dest / "sub").symlink_to(tmp_path)
+    code, _, err = run("pull", "digits", "--to", str(dest))
+    assert (code, "through a link" in err) == (2, True)
+    assert not (tmp_path / "b.txt").exists()
+
+
+def test_a_pull_that_dies_leaves_no_half_file_under_its_name(
+    home: Home, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = finished(home)
+    results, dest = tmp_path / "results" / "digits", tmp_path / "here"
+    results.mkdir(parents=True)
+    (results / "weights.bin").write_bytes(b"w" * 1000)
+    with writer(home) as store:
+        store.results_done(job, "t0", 1, str(results), 2000.0)
+
+    def half(source: Path, to: Path) -> None:
+        to.write_bytes(source.read_bytes()[:500])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(pull.shutil, "copy2", half)
+        with pytest.raises(KeyboardInterrupt):
+            pull._copy(results / "weights.bin", dest, "weights.bin")
+    assert list(dest.iterdir()) == []
+    assert run("pull", "digits", "--to", str(dest))[0] == 0
+    assert (dest / "weights.bin").stat().st_size == 1000
+
+
+def test_what_had_arrived_of_a_cut_off_run_can_be_pulled(home: Home, run: Run, tmp_path: Path) -> None:
+    two_attempts(home)
+    with writer(home) as store:
+        first = store.assignments(store.jobs()[0].id)[0]
+        store.job(first.job)
+    staged = home.results(first.job, first.task, first.n) / "out"
+    staged.mkdir(parents=True)
+    (staged / "metrics.jsonl").write_text("{}")
+    view = open_view(home, "digits")
+    assert pull._source(home, view) == (staged, False)
+
+
+@pytest.mark.parametrize(
+    ("glob", "source", "options"),
+    [
+        ("", "/data/gpujob/j/out/t0.1/", []),
+        ("*.png", "/data/gpujob/j/out/t0.1/", ["--include=*/", "--include=*.png", "--include=*.png/**"]),
+        ("/root/logs/*.txt", "/root/logs/", ["--include=/*.txt", "--include=/*.txt/**"]),
+        ("/root/my run", "/root/", ["--include=/my run", "--include=/my run/**"]),
+    ],
+)
+def test_where_pull_looks_on_the_machine(glob: str, source: str, options: list[str]) -> None:
+    assert pull.machine_source("/data", "j", "t0.1", glob) == source
+    assert [each for each in pull.filters(glob) if each.startswith("--include")] == options
 
 
 def test_pull_of_a_live_job_by_a_glob_that_matches_nothing_is_an_error(

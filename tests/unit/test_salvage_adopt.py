@@ -324,7 +324,7 @@ def test_an_orphan_is_not_watched_so_its_silence_is_no_reason(bench: Bench) -> N
         def __init__(self) -> None:
             self.calls: list[str] = []
 
-        def watch(self, rental: Any, job: Job, spec: Any) -> None:
+        def watch(self, rental: Any, job: Job, spec: Any, runs: Any = ()) -> None:
             self.calls.append(f"watch {job.id}")
 
         def unwatch(self, rental: str) -> None:

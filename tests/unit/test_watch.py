@@ -86,6 +86,7 @@ class Bench:
         self.watch = MachineWatch(
             "gj-abcdef-1", "train-1-aaaa", "n0nce", self.home, self.clock, self.heard.put, **self.options
         )
+        self.watch.admit(frozenset({"t0.1"}))
         self.watch.start()
         self.watch.address(TARGET)
         self.watch.join(20.0)
@@ -121,6 +122,15 @@ def test_the_stream_becomes_messages_and_files(bench: Bench) -> None:
     again = Connection([{"t": "hello", "status": {}}])
     bench.go(again)
     assert (again.asked["events"], again.asked["logs"]) == (40, {"t0.1/run": 8})
+
+
+def test_a_machine_adds_nothing_to_the_log_of_another_machines_run(bench: Bench) -> None:
+    """It would be in order by its offset: the stored log of an earlier run of the same job."""
+    other = bench.home.log("train-1-aaaa", "t0", 7, "run")
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"as it was\n")
+    bench.go(Connection([{"t": "hello", "status": {}}, log_line(b"and more\n", offset=10, run="t0.7")]))
+    assert other.read_bytes() == b"as it was\n"
 
 
 def test_without_the_nonce_nothing_is_pushed_and_nothing_followed(bench: Bench) -> None:
