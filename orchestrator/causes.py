@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from orchestrator.model import Assignment, Cause
 
@@ -20,6 +20,15 @@ LOG_BYTES = 64 * 1024 * 1024  # of a log's end: more than any failure prints, an
 LOOK_S = 20.0
 FULL_PERCENT = 99.0  # file systems keep a little for root, and a failed write leaves a little free
 FOREIGN_MIB = 1000  # what a driver and its services take on an idle card is below half of this
+
+LOOK_EXIT = 78  # the agent's EX_CONFIG: it stopped the run for what it found
+OWN_BYTES, OWN_LINES = 16 << 10, 8
+OWN_WORD = re.compile(r"gpujob: \[(config|bad-host|smoke)\] .*")
+OWN_CLASSES: dict[str, tuple[str, Literal["no", "other"], int | None]] = {
+    "config": ("config-env", "no", None),
+    "smoke": ("config", "no", None),
+    "bad-host": ("bad-host", "other", 3),
+}
 
 KERNEL_WORDS = "Xid|NVRM|[Oo]ut of memory|oom-kill|Killed process"
 KERNEL_TIME = re.compile(r"^\[\s*(\d+\.\d+)\]")
@@ -73,6 +82,9 @@ def cause_of(log: Path, rc: int, known: Known | None = None) -> Cause:
     """The stored form of a diagnosis of the log's end."""
     from orchestrator.diagnosis import Circumstances, diagnose, the_end_of
 
+    own = _own_word(log) if rc == LOOK_EXIT else None
+    if own is not None:
+        return own
     found = diagnose(the_end_of(log, LOG_BYTES), Circumstances(exit_code=rc, provider="alive", **(known or {})))
     reaction = found.reaction
     return Cause(
@@ -84,6 +96,22 @@ def cause_of(log: Path, rc: int, known: Known | None = None) -> Cause:
         times=reaction.times,
         first=reaction.first,
     )
+
+
+def _own_word(log: Path) -> Cause | None:
+    """Why gpujob's own look or trial stopped the run: the agent's words are the last of the log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - OWN_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    mine = [found for found in map(OWN_WORD.match, lines[-OWN_LINES:]) if found is not None]
+    if not mine:
+        return None
+    first = next((found for found in mine if found[1] != "bad-host"), mine[0])  # no machine can mend the others
+    klass, where, times = OWN_CLASSES[first[1]]
+    return Cause(klass=klass, signature=f"gpujob-{first[1]}", line=first[0], where=where, times=times)
 
 
 def in_words(cause: Cause) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.actions import SendOrder
 from orchestrator.execute import Context
 from orchestrator.model import Assignment, Facts, Job, Policy, Reason, Rental
+from orchestrator.successor import deadline, end_for
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
@@ -22,16 +24,36 @@ def context_of(
     if facts is None or rental is None:
         return context
     mine = next((r for r in facts.rentals if r.rental.id == rental.id), None)
+    run = _run_of(facts, action)
+    ordering = isinstance(action, SendOrder) and run is not None
     return Context(
         job,
         spec,
         policy,
         rental,
-        _run_of(facts, action),
+        run,
         mirrored,
         data_mount=mine.caps.data_mount if mine is not None else "",
         bad_before=tuple(r.rental.detail for r in facts.rentals if r.rental.reason is Reason.BAD_HOST),
+        smoked=run is not None and ordering and smoked(loop, facts, run),
+        ends=_ends(facts, policy, rental) if ordering else {},
     )
+
+
+def smoked(loop: Loop, facts: Facts, run: Assignment) -> bool:
+    """Whether an earlier run of this wish came as far as its program: then its smoke was good."""
+    earlier = {a.key for a in facts.assignments if a.task == run.task and facts.job.replaced_n < a.n < run.n}
+    if any(a.key in earlier and a.exit is not None and a.exit.stage == "run" for a in facts.assignments):
+        return True
+    return any(f"{p.task}.{p.n}" in earlier and p.phase == "run" for p in loop.store.progress(facts.job.id))
+
+
+def _ends(facts: Facts, policy: Policy, rental: Rental) -> dict[str, float]:
+    """When ttl and money end this machine, for the trial's judgement."""
+    start = rental.create_sent_at or rental.created_at
+    end, why = end_for(facts, policy, rental.offer, start, without=rental.id)
+    found = {"ttl": deadline(facts.job, policy, facts.now)}
+    return {**found, "budget": end} if why is Reason.BUDGET else found
 
 
 def _run_of(facts: Facts, action: Effect) -> Assignment | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import structlog
@@ -72,6 +72,8 @@ class Context:
     mirrored: frozenset[tuple[str, str, int, float]] = frozenset()  # run, name, bytes, mtime: durable already
     data_mount: str = ""  # the provider's data disk on the machine
     bad_before: tuple[str, ...] = ()  # why earlier machines of the job were given back as bad
+    smoked: bool = False  # an earlier run of this wish has passed its smoke
+    ends: Mapping[str, float] = field(default_factory=dict)  # ttl, budget: UTC, as they are now
 
 
 class Providers(Protocol):

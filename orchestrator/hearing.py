@@ -15,6 +15,7 @@ import structlog
 from orchestrator import actions as act
 from orchestrator import messages
 from orchestrator.accounts import region_of
+from orchestrator.inspection import look_of_event
 from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen, TransferSeen
 from orchestrator.model import Assignment, Reason, Rental, RentalPhase, Sight, Unknown
 from orchestrator.sweep import confirmed, strays
@@ -34,6 +35,7 @@ TOLD = (
     "saving",
     "ending",
 )  # events that a timeline shows
+LOOKS = ("look", "smoke")  # what the agent found after setup and in the trial
 
 log = structlog.get_logger()
 
@@ -172,5 +174,7 @@ def _event(loop: Loop, job: str, rental: str, event: Mapping[str, Any]) -> None:
             if kind == "stage" and event.get("state") == "start" and run is not None:
                 # What people read as SETUP or RUNNING
                 loop.store.progress_seen(job, run.task, run.n, now, phase=str(event.get("stage"))[:20])
+    elif kind in LOOKS and _run_of(loop, job, rental, key) is not None:
+        loop.store.put_preflight(look_of_event(rental, job, event, now, loop.store.preflights(job)))
     if kind in ("exit", "notice") or key:
         loop.touch(job)

@@ -6,20 +6,24 @@ know the question, or a tool that prints junk, must not cost a good machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from jobspecs.gpu_table import GPU_CLASSES
+from orchestrator.difference import drift
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.model import Reason
 from orchestrator.preflight import Finding, Order, judge
 from orchestrator.ssh_errors import AgentRefused
+from orchestrator.store.rows import Preflight
 
 if TYPE_CHECKING:
     from orchestrator.ssh import Connection
 
 LOOK_S = 30.0  # the agent itself is done within 15 s; the rest is a slow line
+DRIFT_SHOWN = 4
+FINDING_KEYS = ("name", "klass", "measured", "wanted", "next")
 ALWAYS_NVLINK = ("-SXM", "B200", "B300")
 
 Record = dict[str, Any]
@@ -43,7 +47,7 @@ def order_of(context: Context) -> Order:
         image=ask.image or offer.image,
         own_image=bool(ask.image),
         data_bytes=sum(int(m.get("bytes") or 0) for m in manifests),
-        data_files=sum(len(m.get("files") or ()) for m in manifests),
+        data_files=sum(int(m.get("count") or 0) for m in manifests),
         disk=max(ask.disk_min, offer.disk),
         memory=ask.memory_min,
         cpus=ask.cpus_min,
@@ -79,3 +83,67 @@ def stop_for(record: Record) -> None:
             more = f" (and {len(found) - 1} more)" if found[1:] else ""
             words = found[0].words + (f"; {found[0].next}" if found[0].next else "")
             raise WorkFailed(words + more, reason, {"preflight": record})
+
+
+# --- what the agent looks at by itself --------------------------------------------------------------------------------
+
+
+def look_wanted(context: Context) -> dict[str, Any]:
+    """The order's `look`: cards that the job's Python must see after setup. A stand-in card stops nothing."""
+    assert context.rental is not None
+    order = order_of(context)
+    return {"gpus": order.gpu_count, "stop": order.gpu_count > 0 and not context.rental.offer.stand_in}
+
+
+def smoke_wanted(context: Context, now: float) -> dict[str, Any]:
+    """The order's `smoke`: by what the trial measures itself, and what the whole run may take. Seconds from now."""
+    assert context.rental is not None
+    spec, offer, run = context.spec, context.rental.offer, context.assignment
+    progress, ends = spec.progress, context.ends
+    plan: dict[str, Any] = {
+        "regex": progress.regex if progress is not None else None,
+        "total": progress.total if progress is not None else None,
+        "resume_step": run.resume_step if run is not None else None,
+        "ttl_left_s": ends["ttl"] - now if "ttl" in ends and spec.workload != "serve" else None,
+        "budget_left_s": ends["budget"] - now if "budget" in ends else None,
+        "hourly": f"{offer.hourly:f}",
+        "currency": offer.currency,
+        "expected_s": float(spec.expected.seconds) if spec.expected is not None else None,
+        "finish_left_s": spec.finish_by.timestamp() - now if spec.finish_by is not None else None,
+    }
+    return {key: value for key, value in plan.items() if value is not None}
+
+
+def look_of_event(rental: str, job: str, event: Mapping[str, Any], at: float, before: Sequence[Preflight]) -> Preflight:
+    """The row of an agent's `look` or `smoke` event; a machine is a stranger's, so only what has the right form counts.
+
+    `before`: the job's earlier rows, for packages that changed since the last attempt.
+    """
+    kind, run = str(event.get("t")), str(event.get("run", ""))[:80]
+    facts = event.get("facts")
+    facts = dict(facts) if isinstance(facts, Mapping) else {}
+    findings = [dict(each) for each in map(_finding, event.get("findings") or ()) if each is not None]
+    if kind == "look":
+        earlier = [look for look in before if look.run not in ("", run) and look.facts.get("packages")]
+        changes = drift(earlier[-1].facts["packages"], facts["packages"]) if earlier and facts.get("packages") else []
+        if changes:
+            more = f" (and {len(changes) - DRIFT_SHOWN} more)" if len(changes) > DRIFT_SHOWN else ""
+            words = "; ".join(changes[:DRIFT_SHOWN]) + more
+            findings.append(
+                {
+                    "name": "packages",
+                    "klass": "warn",
+                    "measured": words,
+                    "wanted": f"those of run {earlier[-1].run}",
+                    "next": "pin the versions in setup; gpujob diff shows all",
+                }
+            )
+    seconds = event.get("seconds")
+    took = float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds < 1e7 else 0.0
+    return Preflight(rental, run if kind == "look" else f"{run}/smoke", job, at, took, tuple(findings), facts)
+
+
+def _finding(value: Any) -> dict[str, str] | None:
+    if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) for key in FINDING_KEYS):
+        return None
+    return {key: value[key][:500] for key in FINDING_KEYS}

@@ -83,7 +83,9 @@ class Machines(Connections):
             n=run.n,
             workspace="base",
             code=job.snapshot,
-            stages=stages(spec, job, run),
+            stages=stages(spec, job, smoked=context.smoked),
+            look=inspection.look_wanted(context),
+            smoke=inspection.smoke_wanted(context, self._clock.utc()),
             env={name: value for name, value in spec.env.items() if value is not None},
             secrets=secrets.load(self._home, job.id),
             resume_from=resume,
@@ -327,13 +329,13 @@ class Machines(Connections):
         return replace(write, detail=f"{write.detail}: {causes.in_words(cause)}") if cause.line else write
 
 
-def stages(spec: JobSpec, job: Job, run: Assignment) -> list[dict[str, str]]:
-    """setup once a machine, smoke in the first attempt of a wish only, then run."""
+def stages(spec: JobSpec, job: Job, *, smoked: bool) -> list[dict[str, str]]:
+    """setup once a machine; smoke until one of this wish's runs has passed it; then run."""
     found: list[dict[str, str]] = []
     if spec.setup:
         once = hashlib.sha256(f"{job.snapshot}\0{spec.setup}".encode()).hexdigest()
         found.append({"name": "setup", "script": spec.setup, "once": once})
-    if spec.smoke and run.n == job.replaced_n + 1:
+    if spec.smoke and not smoked:
         found.append({"name": "smoke", "script": spec.smoke})
     return [*found, {"name": "run", "script": spec.run}]
 

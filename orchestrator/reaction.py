@@ -54,7 +54,8 @@ def pause(facts: Facts, run: Assignment) -> float:
 def words(run: Assignment) -> str:
     """How a run ended, in words; the program is named only where it is to blame."""
     assert run.exit is not None
-    who = "" if run.cause is not None and run.cause.klass in OF_THE_MACHINE else " (user program)"
+    ours = run.cause is not None and (run.cause.klass in OF_THE_MACHINE or run.cause.signature.startswith("gpujob-"))
+    who = "" if ours else " (user program)"
     return f"{run.exit.stage} exited {run.exit.rc}{who}"
 
 

@@ -26,6 +26,8 @@ MODULES = (
     "formats",
     "checkpoints",
     "stage_log",
+    "afterlook",
+    "smoke",
     "wrapper",
     "metadata",
     "deadman",

@@ -93,6 +93,11 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "stages": digest, "secret_names": sorted(ask.get("secrets", {}))}
 
 
+def same_order(order: dict[str, Any]) -> dict[str, Any]:
+    """What makes two orders the same: not when they came, nor what was left of time and money by then."""
+    return {key: value for key, value in order.items() if key not in ("boot_id", "at", "look", "smoke")}
+
+
 def order_command(ask: dict[str, Any]) -> dict[str, Any]:
     """Admit one run. `order.json` comes last: with it everything else of the run is there."""
     run, job = need_run(ask), need_name(ask, "job")
@@ -102,7 +107,7 @@ def order_command(ask: dict[str, Any]) -> dict[str, Any]:
         if run.closed:
             raise Refusal("closed", "%s is closed: it never starts again" % run.key)
         if run.order is not None:
-            if {key: value for key, value in run.order.items() if key not in ("boot_id", "at")} != order:
+            if same_order(run.order) != same_order(order):
                 raise Refusal("conflict", "%s was ordered before, with other contents" % run.key)
             answer = {"ok": True, "already": True}
         else:

@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.agent.afterlook import EX_CONFIG, EnvironmentLook
 from orchestrator.agent.ends import Deadline, boot_id, uptime
 from orchestrator.agent.events import record_event
 from orchestrator.agent.files import create_once, jot, note, read_text, replace, to_json
@@ -20,6 +21,7 @@ from orchestrator.agent.layout import control
 from orchestrator.agent.machine import cpu_count, free_port, gpu_rows
 from orchestrator.agent.processes import become_subreaper, look_at, look_at_all, machine_mark, send, spare_from_oom
 from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run
+from orchestrator.agent.smoke import SmokeWatch, extrapolated
 from orchestrator.agent.stage_log import LOG_LIMIT, StageLog
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Wrapper:
         self.silent, self.pause = False, 0.001
         self.looked = self.treed = 0.0
         self.tree = ""
+        self.look: EnvironmentLook | None = None
+        self.smoke: SmokeWatch | None = None
 
     def main(self) -> None:
         stage: str | None = None
@@ -66,13 +70,22 @@ class Wrapper:
             self.run.forget_secrets()
             self.make_folders()
             for spec in self.order["stages"]:
+                if spec["name"] != "setup" and stage in (None, "setup"):
+                    rc = self.look_around(env, stage or spec["name"])
+                    if rc != 0:
+                        stage = stage or spec["name"]
+                        break
                 stage = spec["name"]
                 rc = self.stage(spec, env)
+                if stage == "smoke" and self.smoke is not None:
+                    rc = self.judge_smoke(rc)
                 if rc != 0 or self.run.closed:
                     break
         except Exception as error:  # whatever went wrong here must end as a recorded exit
             note(traceback.format_exc())
             detail = {"detail": "%s: %s" % (type(error).__name__, error)}
+        if self.look is not None:
+            self.look.end()
         while not self.run.kill(CLOSE_S, self.pump):
             note("%s: some processes do not die" % self.run.key)
         self.insist(lambda: self.run.finish(stage=stage, rc=rc, signalled=self.delivered, **detail))
@@ -165,10 +178,69 @@ class Wrapper:
         record_event("stage", run=run.key, stage=name, state="end", rc=rc, seconds=seconds, **more)
         return rc
 
+    def look_around(self, env: dict[str, str], stage: str) -> int:
+        """After setup: whether the job's Python sees its cards. Waited for only where that may stop the run."""
+        wanted, at = self.order.get("look"), self.run.folders()
+        if not isinstance(wanted, dict):
+            return 0
+        if not os.path.isdir(at["work"]):
+            self.copy(at["base"], at["work"])
+        look = self.look = EnvironmentLook(self.run.key, at["work"], env, wanted)
+        while look.stops and not look.done() and not self.obey():
+            time.sleep(0.02)
+        if not look.stops:
+            return 0  # `pump` hears it out
+        self.look = None
+        return self.stopped(stage, "config", [one for one in look.end() if one["klass"] in ("config", "bad-host")])
+
+    def judge_smoke(self, rc: int) -> int:
+        """What the trial says of the whole run, to the controller; EX_CONFIG where the run could only be waste."""
+        plan, smoke = self.order.get("smoke"), self.smoke
+        self.smoke = None
+        if smoke is None or not isinstance(plan, dict) or (rc != 0 and not smoke.told):
+            return rc
+        measured = smoke.measured()
+        if smoke.told:
+            self.insist(lambda: replace(self.run.path("smoke.rc"), b"%d\n" % EX_CONFIG))
+            return EX_CONFIG
+        whole, findings = extrapolated(
+            measured, plan, max(0.0, time.time() - float(self.order.get("at") or time.time()))
+        )
+        seconds = measured["seconds"]
+        record_event("smoke", run=self.run.key, seconds=seconds, facts={**measured, **whole}, findings=findings)
+        return self.stopped("smoke", "smoke", [one for one in findings if one["klass"] == "config"])
+
+    def stopped(self, stage: str, kind: str, findings: list[dict[str, str]]) -> int:
+        """Write why the run is not worth starting into the stage's log; its exit code, 0 without a reason."""
+        if not findings:
+            return 0
+        lines = []
+        for one in findings:
+            word = kind if one["klass"] == "config" else one["klass"]
+            advice = ": " + one["next"] if one["next"] else ""
+            lines.append("gpujob: [%s] %s, %s%s\n" % (word, one["measured"], one["wanted"], advice))
+        with open(self.run.path(stage + ".log"), "ab") as log:
+            log.write("".join(lines).encode("utf-8", "replace"))
+        self.insist(lambda: replace(self.run.path(stage + ".rc"), b"%d\n" % EX_CONFIG))
+        return EX_CONFIG
+
+    def overdue(self, smoke: SmokeWatch) -> None:
+        """A trial that does not end is no trial."""
+        if self.leader is not None and self.log is not None and not smoke.told:
+            smoke.told = True
+            minutes = (uptime() - smoke.began) / 60
+            words = "gpujob: [smoke] it still runs after %.0f min: make it a short trial (fewer steps)\n" % minutes
+            self.log.write(words.encode())
+            for pid, start in self.run.pids().items():
+                send(pid, start, signal.SIGKILL)
+
     def execute(self, name: str, env: dict[str, str]) -> int:
         run, at = self.run, self.run.folders()
         if name != "setup" and not os.path.isdir(at["work"]):
             self.copy(at["base"], at["work"])
+        plan, deadline = self.order.get("smoke"), Deadline.load()
+        if name == "smoke" and isinstance(plan, dict):
+            self.smoke = SmokeWatch(plan, deadline.remaining() if deadline else 0.0)
         if name != "setup" and not os.path.exists(run.path("prepared")):
             time.sleep(0.02)  # file times come from the kernel's tick of up to 10 ms
             self.insist(lambda: replace(run.path("prepared"), b""))  # `changed` counts from here, by ctime
@@ -207,16 +279,23 @@ class Wrapper:
 
     def end_leftovers(self) -> None:
         """Whatever the stage left running, polite first."""
-        left = self.run.pids()
+        left = self.others()
         for pid, start in left.items():
             send(pid, start, signal.SIGTERM)
         until = uptime() + (0.0 if self.kill_at is not None or self.run.closed else LEFTOVER_S)
         while left and uptime() < until:
             self.pump()
-            left = self.run.pids()
+            left = self.others()
         while left and not self.run.kill(CLOSE_S, self.pump):
             note("%s: some processes do not die" % self.run.key)
         self.reap()
+
+    def others(self) -> dict[int, int]:
+        """What the stage left behind; our own look goes on beside the stages."""
+        found = self.run.pids()
+        if self.look is not None and self.look.process is not None:
+            found.pop(self.look.process.pid, None)
+        return found
 
     def pump(self) -> None:
         """Wait a moment for output, copy it, and look after the signals and the orphans."""
@@ -230,6 +309,13 @@ class Wrapper:
         if now - self.looked >= WRAPPER_TICK_S:
             self.looked = now
             self.obey()
+            if self.look is not None and self.look.done():
+                self.look.end()
+                self.look = None
+            if self.smoke is not None:
+                self.smoke.tick()
+                if now >= self.smoke.until:
+                    self.overdue(self.smoke)
         if now - self.treed >= TREE_S:
             self.treed = now
             self.remember()
@@ -242,6 +328,8 @@ class Wrapper:
             return False
         if data and self.log:
             self.log.write(data)
+            if self.smoke is not None:
+                self.smoke.feed(data)
         self.silent = not data
         return bool(data)
 

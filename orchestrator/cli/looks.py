@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output import WIDTH, cut, size, utc_z
+from orchestrator.cli.output import WIDTH, cut, size, span, utc_z
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.store.rows import Preflight
+
+
+WORDS = {"preflight": "", "setup": "after setup of {run}", "smoke": "smoke of {run}"}
+
+
+def kind_of(look: Preflight) -> tuple[str, str]:
+    """(preflight | setup | smoke, run)."""
+    run, _, stage = look.run.partition("/")
+    return (stage or "setup", run) if run else ("preflight", "")
 
 
 def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
@@ -20,7 +29,8 @@ def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
     yield ""
     yield "PREFLIGHT"
     for look in looks:
-        where = f"{look.rental} after setup of {look.run}" if look.run else look.rental
+        what, run = kind_of(look)
+        where = f"{look.rental} {WORDS[what].format(run=run)}".rstrip()
         yield cut(f"  {where}  {look.seconds:.1f} s  {summary(look.facts)}", WIDTH)
         for found in look.findings:
             wanted = f", wanted {found['wanted']}" if found["wanted"] else ""
@@ -31,9 +41,13 @@ def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
 
 def summary(facts: Mapping[str, Any]) -> str:
     """What the machine has, in half a line; parts that are not known are left out."""
+    if "steps_seen" in facts:
+        return trial(facts)
     torch = facts.get("torch")
     if isinstance(torch, Mapping):
         return f"torch {torch.get('version')}, CUDA {torch.get('cuda') or 'none'}, {torch.get('devices')} devices"
+    if "packages" in facts:
+        return f"Python {facts.get('python')}, {len(facts['packages'])} packages"
     parts = []
     gpu = facts.get("gpu") or {}
     cards = gpu.get("cards") or []
@@ -54,10 +68,28 @@ def summary(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def trial(facts: Mapping[str, Any]) -> str:
+    """What a smoke measured, and the whole run by it."""
+    parts = []
+    rate = facts.get("steps_per_s")
+    if rate:
+        parts.append(f"{rate:.3g} steps/s")
+    peaks = [card[0] for card in facts.get("vram") or [] if card]
+    if peaks:
+        parts.append(f"{max(peaks) / 1024:.1f} GiB of a card")
+    if facts.get("needed_s") is not None:
+        cost = f", {facts['cost']:.2f} {facts.get('currency', '')}".rstrip() if facts.get("cost") is not None else ""
+        parts.append(f"the whole: {facts['steps']:,.0f} steps in {span(facts['needed_s'])}{cost}")
+    elif facts.get("unknown"):
+        parts.append(str(facts["unknown"]))
+    return "; ".join(parts)
+
+
 def look_json(look: Preflight) -> dict[str, Any]:
     return {
         "rental": look.rental,
-        "run": look.run or None,
+        "look": kind_of(look)[0],
+        "run": kind_of(look)[1] or None,
         "at": utc_z(look.at),
         "seconds": look.seconds,
         "findings": [dict(found) for found in look.findings],

@@ -21,7 +21,8 @@ def test_a_sick_machine_is_given_back_and_the_next_one_does_the_work(tmp_path: P
     with World(tmp_path, GPUJOB_LOCAL_SICK=f"attempt=1,kind={kind}") as world:
         (world.project / "code").mkdir()
         (world.project / "code/big.bin").write_bytes(b"x" * 1000)
-        spec = world.spec("sick", "test -s big.bin && echo trained", gpu="RTX-4090", workdir="code")
+        run = "test -s big.bin && echo trained"
+        spec = world.spec("sick", run, gpu="RTX-4090", workdir="code", smoke="echo smoked")
         world.apply(spec)
         assert world.wait("sick").outcome is Outcome.DONE
         first, second = world.rentals("sick")
@@ -31,6 +32,7 @@ def test_a_sick_machine_is_given_back_and_the_next_one_does_the_work(tmp_path: P
             (first.id, False),
             (second.id, True),
         ]
+        assert world.log("sick", 2, "smoke") == b"smoked\n", "no run before it has passed the trial"
         shown = world.json("describe", "sick")["preflights"]
         assert [(look["rental"], look["findings"][0]["klass"]) for look in shown[:1]] == [(first.id, "bad-host")]
         assert [f["klass"] for f in shown[1]["findings"] if f["klass"] != "warn"] == []
@@ -58,3 +60,22 @@ def test_a_healthy_machine_is_looked_at_once(tmp_path: Path) -> None:
         world.wait("well", code=5)
         assert len([line for line in world.journal("well") if line.startswith("preflight:")]) == 1
         world.assert_clean("well")
+
+
+def test_a_trial_that_shows_waste_ends_the_job_with_the_figures(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        smoke = "for i in 1 2 3 4 5 6; do echo step=$i; sleep 0.2; done"
+        progress = {"regex": "step=(\\d+)", "total": 100_000}
+        world.apply(world.spec("waste", "echo never", smoke=smoke, progress=progress))
+        job = world.wait("waste", code=1)
+        assert (job.outcome, job.reason, job.exit_code) == (Outcome.FAILED, Reason.FAILED, 78)
+        assert job.detail.startswith("smoke exited 78: [config] gpujob: [smoke] at ")
+        assert " the 100,000 steps take " in job.detail
+        assert ", ttl leaves 10 min: raise ttl above " in job.detail
+        assert len(world.rentals("waste")) == 1
+        assert world.log("waste", 1) == b""
+        looks = {look["look"]: look for look in world.json("describe", "waste")["preflights"]}
+        assert looks["smoke"]["facts"]["steps_seen"] == 6
+        assert looks["smoke"]["findings"][0]["name"] == "smoke-ttl"
+        assert looks["preflight"]["findings"] == []
+        world.assert_clean("waste")

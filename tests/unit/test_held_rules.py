@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from core_facts import (
     HOUR,
@@ -21,8 +23,9 @@ from core_facts import (
 )
 
 from orchestrator import actions as act
+from orchestrator.context import smoked
 from orchestrator.machine import stages
-from orchestrator.model import Facts, Outcome, Policy, Reason, RentalFacts, RentalPhase
+from orchestrator.model import Assignment, Facts, Outcome, Policy, Reason, RentalFacts, RentalPhase
 from orchestrator.reconcile import reconcile
 from orchestrator.words import State, picture_of, words_of
 
@@ -88,12 +91,25 @@ def test_inside_the_old_saving_window_the_end_moves_first() -> None:
     assert [a.reason for a in decided if isinstance(a, act.SetOutcome)] == [Reason.TTL]
 
 
-def test_smoke_is_for_the_first_run_of_a_wish() -> None:
+def test_smoke_is_run_until_a_run_of_this_wish_has_passed_it() -> None:
     from jobspecs.schema import from_document
 
     spec = from_document({"name": "j", "gpu": "none", "run": "true", "smoke": "echo smoke"})
-    names = [[s["name"] for s in stages(spec, REPLACED, assignment(n))] for n in (1, 2, 3)]
-    assert names == [["run"], ["smoke", "run"], ["run"]]
+    names = [[s["name"] for s in stages(spec, REPLACED, smoked=passed)] for passed in (False, True)]
+    assert names == [["smoke", "run"], ["run"]]
+
+    def passed_by(n: int, *runs: Assignment, phases: dict[int, str] | None = None) -> bool:
+        told = [SimpleNamespace(task="t0", n=number, phase=phase) for number, phase in (phases or {}).items()]
+        loop: Any = SimpleNamespace(store=SimpleNamespace(progress=lambda _: told))
+        return smoked(loop, facts(job=REPLACED, assignments=runs), assignment(n))
+
+    failed_setup = assignment(2, exit=replace(ended(1), stage="setup"))
+    ran = assignment(2, exit=ended(1))
+    assert REPLACED.replaced_n == 1
+    assert [passed_by(3, run) for run in (failed_setup, ran)] == [False, True]
+    assert not passed_by(2, assignment(1, exit=ended(1))), "a run of the wish before tried another program"
+    assert passed_by(3, assignment(2), phases={2: "run"}), "its machine was lost in the middle"
+    assert not passed_by(3, assignment(2), phases={2: "smoke", 3: "run"})
 
 
 def test_people_read_that_it_starts_and_not_that_it_ended() -> None:
