@@ -32,7 +32,7 @@ MACHINE_FAULTS = re.compile(
 DRIVER_OLD = re.compile(r"driver.*(too old|insufficient)", re.IGNORECASE)
 
 JOB_PROBE = r"""
-import json, os, sys
+import json, sys
 found = {"python": sys.version.split()[0], "executable": sys.executable}
 try:
     from importlib.metadata import distributions
@@ -40,7 +40,7 @@ try:
     found["packages"] = sorted({"%s==%s" % pair for pair in known if pair[0]})
 except Exception as error:
     found["packages_error"] = str(error)
-if os.environ.get("GPUJOB_LOOK_GPUS", "0") != "0":
+if sys.argv[1:] != ["0"]:
     try:
         import importlib.util
         if importlib.util.find_spec("torch") is not None:
@@ -90,9 +90,9 @@ class EnvironmentLook:
         cards = str(wanted.get("gpus") or 0)
         with contextlib.suppress(OSError):  # no such Python: nothing is known
             self.process = subprocess.Popen(
-                [*job_python(work), "-c", JOB_PROBE],
+                [*job_python(work), "-c", JOB_PROBE, cards],
                 cwd=work,
-                env={**env, "GPUJOB_LOOK_GPUS": cards},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=self.out,
                 stderr=subprocess.DEVNULL,

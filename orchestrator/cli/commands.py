@@ -34,6 +34,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "describe": ("one job: phases, attempts, machines, money, what happens next", "describe"),
     "logs": ("show or follow a job's log", "logs"),
     "diagnose": ("why a job or a log failed, and what helps; also from a pipe", "diagnose"),
+    "diff": ("what differs between two runs or attempts", "diff"),
     "ssh": ("open a shell on the job's machine", "shell"),
     "attach": ("look into the job's terminal (tmux)", "shell"),
     "forward": ("forward the job's ports to this computer", "shell"),
@@ -61,7 +62,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare diff top".split())
+LATER = frozenset("compare top".split())
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {
