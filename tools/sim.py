@@ -2,6 +2,8 @@
 
     python tools/sim.py --seed N [--job-days D] [--jobs P]   seeds from N on, until D job-days; one seed without D
     python tools/sim.py --crash [--faults K]                  a kill at every tap, alone and with K worlds of faults
+    python tools/sim.py --scopes DEPTH                        every sequence of provider answers up to that depth
+    python tools/sim.py --marks                               every fault in every shape and phase, aimed
     python tools/sim.py --mutants [NAME ...]                  each one-line mutant against the suite that must kill it
     python tools/sim.py --nightly MINUTES [--seed N]          seeds and crashes until the time is over
 
@@ -25,6 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sim")]
 from sim_figures import Figures  # noqa: E402
 from sim_swarm import Result, run_seed, story  # noqa: E402
 
+MISSED_SHOWN = 60
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(
@@ -35,6 +39,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--crash", action="store_true")
     parser.add_argument("--faults", type=int, default=0)
+    parser.add_argument("--scopes", type=int, default=0, metavar="DEPTH")
+    parser.add_argument("--marks", action="store_true")
     parser.add_argument("--mutants", nargs="*")
     parser.add_argument("--kill", nargs="*", help="one suite of the mutants: seeds A B, or crash")
     parser.add_argument("--nightly", type=float, default=0.0)
@@ -45,10 +51,18 @@ def main() -> int:
         return run_mutants(ROOT, args.mutants, args.jobs)
     if args.kill:
         return kill(*args.kill)
-    if args.crash:
+    if args.scopes:
+        from sim_scopes import enumerate_scopes
+
+        results: Iterable[Result] = enumerate_scopes(args.scopes, args.jobs)
+    elif args.marks:
+        from sim_marks import every_mark
+
+        results = every_mark(args.jobs)
+    elif args.crash:
         from sim_crash import enumerate_crashes
 
-        results: Iterable[Result] = enumerate_crashes(args.faults, args.jobs)
+        results = enumerate_crashes(args.faults, args.jobs)
     else:
         results = seeds(args.seed, args.job_days, args.nightly * 60.0, args.jobs)
     return report(results)
@@ -107,6 +121,9 @@ def report(results: Iterable[Result]) -> int:
             print(story(result), flush=True)
             print(f"again: ./dev sim --seed {result.seed}{result.how}")
     print(figures.text(time.monotonic() - began))
+    missed = figures.missed()
+    if len(missed) <= MISSED_SHOWN:  # a run of seeds misses most; one that aims at all should name what it did not hit
+        print("".join(f"not reached: {mark}\n" for mark in missed), end="")
     for name, times in names.most_common():
         print(f"{times:6} {name}")
     print(f"{count} violations")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 ASKED = (
@@ -25,6 +26,33 @@ TIMED = (
 )  # fmt: skip
 KINDS = (*ASKED, *TIMED)
 SHAPES = ("once", "steady", "window")
+#: What the newest machine of ours is at when a fault strikes; `none`: there is none, before the first or between two.
+PHASES = ("none", "boot", "setup", "run", "end")
+#: Where a kind can strike at all; a kind that is not named can everywhere. A machine is booting when its create is
+#: answered, and gone when its destroy is.
+REACHES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("create-refused", "create-account", "create-busy", "create-lost-unmade", "create-late-birth", "offers-error"),
+        ("none",),
+    ),
+    **dict.fromkeys(("create-never-ready", "create-twice", "create-late-seen", "create-lost-made"), ("boot",)),
+    **dict.fromkeys(("get-error", "get-missing"), ("boot", "setup", "run", "end")),
+    **dict.fromkeys(
+        ("destroy-error-undone", "destroy-ignored", "destroy-busy", "destroy-missing-lie", "disk-left"),
+        ("boot", "setup", "end"),
+    ),
+    "destroy-error-done": ("none",),
+    **dict.fromkeys(("ssh-cut", "answer-lost"), ("setup", "run", "end")),
+    **dict.fromkeys(("arm-fails", "expiry-fails"), ("setup", "run")),
+    "prepare-fails": ("setup",),
+    "mirror-fails": ("run",),
+    "collect-fails": ("run", "end"),
+    **dict.fromkeys(
+        ("preempt-notice", "preempt-silent", "outbid", "hang", "reboot", "agent-killed", "machine-partition"),
+        ("setup", "run", "end"),
+    ),
+    "run-vanishes": ("run",),
+}
 
 #: Chance per opportunity of a steady kind, where 0.15 would be unlike any provider or would leave nothing to run.
 CHANCES = {"list-flicker": 0.04, "list-stale": 0.1, "list-untagged": 0.04, "list-error": 0.1, "get-missing": 0.05}
@@ -47,15 +75,18 @@ class Shape:
 class Faults:
     """What is wrong now. `marks` counts what really happened, for the coverage of the suite."""
 
-    def __init__(self, rng: random.Random, shapes: dict[str, Shape], until: float) -> None:
-        self._rng, self.shapes, self.until = rng, shapes, until
+    def __init__(self, rng: random.Random, shapes: dict[str, Shape], until: float, where: str = "") -> None:
+        """`where`: they strike in this phase alone, and a timed one waits for it."""
+        self._rng, self.shapes, self.until, self.where = rng, shapes, until, where
         self.marks: Counter[tuple[str, str]] = Counter()
+        self.phases: Counter[tuple[str, str, str]] = Counter()
+        self.phase: Callable[[], str] = lambda: "none"  # the world's, once there is one
         self._seen: Counter[str] = Counter()
 
     def hits(self, kind: str, now: float) -> bool:
         """Whether this opportunity of an asked kind goes wrong."""
         shape = self.shapes.get(kind)
-        if shape is None or now >= self.until:
+        if shape is None or now >= self.until or not self.fits():
             return False
         self._seen[kind] += 1
         if shape.shape == "once":
@@ -66,8 +97,15 @@ class Faults:
             inside = any(a <= now < b for a, b in shape.windows)
             hit = inside and (shape.shape == "solid" or self._rng.random() < 0.9)
         if hit:
-            self.marks[kind, shape.shape] += 1
+            self._mark(kind, shape.shape)
         return hit
+
+    def fits(self) -> bool:
+        return not self.where or self.where == self.phase()
+
+    def _mark(self, kind: str, shape: str) -> None:
+        self.marks[kind, shape] += 1
+        self.phases[kind, shape, self.phase()] += 1
 
     def times(self, kind: str, start: float) -> list[float]:
         """When a timed kind happens, in order."""
@@ -91,7 +129,7 @@ class Faults:
     def happened(self, kind: str) -> None:
         """A timed kind took place."""
         shape = self.shapes.get(kind)
-        self.marks[kind, shape.shape if shape else "test"] += 1
+        self._mark(kind, shape.shape if shape else "test")
 
 
 def draw(rng: random.Random, start: float, until: float) -> Faults:

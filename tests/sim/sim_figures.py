@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sim_marks import possible
 from sim_swarm import Result
 
 
@@ -17,6 +18,7 @@ class Figures:
         self.finish: list[float] = []
         self.recovery: list[float] = []
         self.marks: Counter[tuple[str, str]] = Counter()
+        self.phases: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, result: Result) -> None:
         prices = result.prices
@@ -31,6 +33,15 @@ class Figures:
         self.finish += prices.after_finish
         self.recovery += prices.recovery
         self.marks.update(result.marks)
+        self.phases.update(result.phases)
+
+    def missed(self) -> list[str]:
+        """The possible marks that no run has reached, for people."""
+        return sorted(" ".join(mark) for mark in set(possible()) - set(self.phases))
+
+    def _reached(self) -> str:
+        every = set(possible())
+        return f"{len(every & set(self.phases))} of {len(every)}"
 
     def text(self, seconds: float) -> str:
         worked = self.useful + self.redone
@@ -38,6 +49,7 @@ class Figures:
             ("runs", f"{self.runs}"),
             ("job-days", f"{self.job_days:.1f} ({self.job_days / max(seconds, 1e-9):.2f} per second)"),
             ("faults injected", f"{sum(self.marks.values())} of {len(self.marks)} kind x shape"),
+            ("fault x shape x phase reached", self._reached()),
             ("crashes of the controller", f"{self.crashes}"),
             ("orphaned seconds per 1,000 job-days", f"{1000 * self.orphaned / max(self.job_days, 1e-9):.0f}"),
             ("work done twice", f"{100 * self.redone / max(worked, 1e-9):.2f} %"),

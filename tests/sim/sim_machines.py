@@ -326,7 +326,7 @@ class SimMachines:
     def collect(self, context: Context, effect: act.CollectResults) -> Mapping[str, Any]:
         box, run = self._box(context), context.assignment
         assert run is not None
-        self.world.slow(5.0 if effect.final else 1.0)
+        self.world.slow(self.world.program(context.job.name).upload_s if effect.final else 1.0)
         if self._hits("collect-fails", context):
             raise TransferError("rsync: connection reset", code=12)
         if effect.final:

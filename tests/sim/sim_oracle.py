@@ -19,6 +19,7 @@ from sim_prices import Prices
 
 from orchestrator.home import Home
 from orchestrator.mirror import listing
+from orchestrator.watch import CONNECT_S, RETRY_MAX_S
 from providers.base import Tag
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ TICK_S = 30.0
 ORPHAN_S = 900.0
 IDLE_S = 600.0
 SILENT_S = 1200.0 + 600.0
+UNNOTICED_S = TICK_S + RETRY_MAX_S + CONNECT_S  # a machine that answers again is not known to until the next attempt
 TTL_S = 300.0
 CREATES_PER_HOUR = 40
 SAVE_WINDOW_S = 120.0 + 240.0  # grace and the time for results before an end
@@ -75,6 +77,7 @@ class Oracle:
         self._was_silent: dict[str, bool] = {}
         self._orphan: Counter[str] = Counter()
         self._silent_since: dict[str, float] = {}
+        self._answers_again: dict[str, tuple[float, float]] = {}  # machine -> silent since, until
         self._lost_at: dict[str, float] = {}
         self._finished_at: dict[str, float] = {}
         self._db: sqlite3.Connection | None = None
@@ -224,6 +227,9 @@ class Oracle:
     def _not_unreachable(self, box: Box) -> str:
         now = self.world.heap.now
         since = self._silent_since.get(box.id)
+        if since is None:
+            began, ended = self._answers_again.get(box.id, (now, now))
+            since = began if now - ended <= UNNOTICED_S else None
         if since is None or now - since < 1200.0 - 2 * TICK_S:
             return f"it was silent for {now - (since or now):.0f} s only"
         healthy = [b for b in self.world.boxes() if self._ours(b) and b.answers]
@@ -390,7 +396,8 @@ class Oracle:
                 sql = "SELECT rentals.*, jobs.outcome FROM rentals JOIN jobs ON jobs.id = rentals.job"
                 rows = {r["id"]: r for r in self._rows(sql)}
             if self.world.reachable(box):
-                self._silent_since.pop(box.id, None)
+                if box.id in self._silent_since:
+                    self._answers_again[box.id] = (self._silent_since.pop(box.id), now)
             else:
                 self._silent_since.setdefault(box.id, now)
             row = rows.get(box.name)

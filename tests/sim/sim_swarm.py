@@ -31,6 +31,7 @@ class Result:
     crashes: int
     turns: int
     marks: dict[tuple[str, str], int]
+    phases: dict[tuple[str, str, str], int]
     prices: Prices
     clouds: tuple[str, ...]
     how: str = ""  # what reproduces it, beyond the seed
@@ -88,8 +89,10 @@ def run_seed(seed: int, folder: Path | None = None, faults: Faults | None = None
         world.close()
         shutil.rmtree(home, ignore_errors=True)
     turns = world.controller.turns if world.controller is not None else 0
-    return Result(seed, world.oracle.violations, world.trace_hash(), world.oracle.prices.job_s / 86_400, world.crashes,
-                  turns, dict(swarm.marks), world.oracle.prices, chosen, "", world.tap_names, world.lines)  # fmt: skip
+    return Result(
+        seed, world.oracle.violations, world.trace_hash(), world.oracle.prices.job_s / 86_400, world.crashes, turns,
+        dict(swarm.marks), dict(swarm.phases), world.oracle.prices, chosen, "", world.tap_names, world.lines,
+    )  # fmt: skip
 
 
 def story(result: Result, lines: int = 40) -> str:

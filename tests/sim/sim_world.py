@@ -30,6 +30,7 @@ from orchestrator.store import Store
 from providers.base import Offer, ProviderConfig, Tag
 
 SPOT_NOTICE_S = {"aurora": 120.0, "borealis": 30.0}
+WAIT_FOR_PHASE_S = 1.0
 OUTBID_BACK_S = (300.0, 7200.0)
 
 
@@ -78,6 +79,7 @@ class World:
         self.heap = Heap()
         self.clock = SimClock(self.heap)
         self.faults = faults or Faults(self.rng, {}, T0)
+        self.faults.phase = self.phase
         self.wishes = wishes or []
         self.home = Home(state=home, config=home / "config").make()
         self.home.config_file.write_text("providers:\n" + "".join(f"  {name}: {{}}\n" for name in clouds))
@@ -127,6 +129,19 @@ class World:
 
     def boxes(self) -> list[Box]:
         return [box for cloud in self.clouds.values() for box in cloud.boxes.values()]
+
+    def phase(self) -> str:
+        """What the newest living machine of ours is at: one of `sim_faults.PHASES`."""
+        ours = [b for b in self.boxes() if b.alive and b.tag is not None and b.tag.deployment == self.deployment]
+        if not ours:
+            return "none"
+        newest = max(ours, key=lambda box: box.born)
+        if newest.state == "booting":
+            return "boot"
+        runs = newest.runs.values()
+        if not any(run.began is not None for run in runs):
+            return "end" if any(run.dead for run in runs) else "setup"
+        return "run" if any(not run.dead for run in runs) else "end"
 
     def box_of_rental(self, rental: str) -> Box | None:
         return next((b for b in self.boxes() if b.tag is not None and b.tag.rental == rental and b.alive), None)
@@ -285,6 +300,10 @@ class World:
     def happen(self, kind: str, box: Box | None = None, seconds: float | None = None) -> None:
         """One timed fault now; `box` and `seconds` are drawn where a test does not give them."""
         rng, now = self.rng, self.heap.now
+        if box is None and not self.faults.fits():
+            if now < self.faults.until:
+                self.heap.after(WAIT_FOR_PHASE_S, self.happen, kind, None, seconds)
+            return
         if kind in MACHINE_FAULTS and box is None:
             ours = [b for b in self.boxes() if b.state == "running" and b.tag and b.tag.deployment == self.deployment]
             if kind in ("preempt-notice", "preempt-silent", "outbid"):
