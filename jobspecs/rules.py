@@ -190,9 +190,7 @@ NOT_YET: tuple[tuple[str, str], ...] = (
     ("finish_by", "leave it out; ttl is the hard end"),
     ("alarms", "leave it out; a silent job and missing checkpoints are shown by describe"),
     ("notify", "leave it out; `gpujob wait` returns at the end"),
-    ("sweep", "apply one spec per leg, with --name and --set"),
     ("batch", "put the loop over the items into run"),
-    ("replicas", "apply the spec several times, with --name"),
 )
 
 

@@ -332,6 +332,18 @@ class ListMirror:
         return f"mirror/{self.task}"
 
 
+@dataclass(frozen=True)
+class DrawLegs:
+    """Have the search draw `count` legs beyond the `known` ones. Repeated: a leg that is there is not added again."""
+
+    count: int
+    known: int
+
+    @property
+    def key(self) -> str:
+        return "draw"
+
+
 Write = (
     OpenRental
     | RecordInstance
@@ -365,5 +377,6 @@ Effect = (
     | MirrorCheckpoints
     | CollectResults
     | ListMirror
+    | DrawLegs
 )
 Action = Write | Effect

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 CALL_S = 30.0  # one agent call; a machine that needs longer is as good as silent
 
 
+def noted_in(spec: JobSpec) -> frozenset[str]:
+    """The logs that something is read from: a sweep's metric, a batch's marks."""
+    if spec.sweep is not None and spec.sweep.metric is not None:
+        return frozenset({"run" if spec.sweep.metric.regex else "metrics"})
+    return frozenset({"done", "failed"}) if spec.batch is not None else frozenset()
+
+
 class Connections:
     """Watchers by rental. `watch`, `unwatch` and `stop` are the loop's; the rest may be called by any worker."""
 
@@ -31,6 +38,8 @@ class Connections:
         self._home, self._clock, self._post, self._epoch = home, clock, post, epoch
         self._watches: dict[str, MachineWatch] = {}
         self._jobs: dict[str, str] = {}
+        self._environments: dict[str, dict[str, Any]] = {}  # rental -> what a machine of many tasks has
+        self._brought: set[str] = set()  # rentals where code and data of a job of many tasks are verified
         self._inspected: set[str] = set()  # rentals whose machine was looked at and is well
         self._lock = threading.Lock()
 
@@ -66,6 +75,7 @@ class Connections:
             secrets=tuple(secrets.load(self._home, job.id).values()),
             progress_regex=progress.regex if progress is not None else None,
             progress_total=float(progress.total) if progress is not None and progress.total else None,
+            noted=noted_in(spec),
         )
         self._watches[row.id], self._jobs[row.id] = watch, job.id
         watch.start()
@@ -77,6 +87,8 @@ class Connections:
             watch = self._watches.pop(rental, None)
             self._jobs.pop(rental, None)
             self._inspected.discard(rental)
+            self._brought.discard(rental)
+            self._environments.pop(rental, None)
         if watch is not None:
             watch.stop()
             if watch.target is not None:  # OpenSSH's shared connection would linger for a minute

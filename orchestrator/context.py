@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
-from orchestrator.actions import SendOrder
+from orchestrator.actions import DrawLegs, SendOrder
+from orchestrator.bench import Bench
 from orchestrator.execute import Context
-from orchestrator.model import Assignment, Facts, Job, Policy, Reason, Rental
+from orchestrator.leg_rows import legs_in
+from orchestrator.model import PLAIN_TASK, Assignment, Facts, Job, Policy, Reason, Rental
 from orchestrator.successor import deadline, end_for
 
 if TYPE_CHECKING:
@@ -21,28 +24,33 @@ def context_of(
     """The context of one effect; without facts (a late birth) only the machine is known."""
     mirrored = frozenset(loop.observer.of(rental.id).mirrored) if rental is not None else frozenset()
     context = Context(job, spec, policy, rental, None, mirrored)
+    if isinstance(action, DrawLegs):
+        return replace(context, legs=legs_in(loop.store, job.id, loop.clock.utc()))
     if facts is None or rental is None:
         return context
     mine = next((r for r in facts.rentals if r.rental.id == rental.id), None)
     run = _run_of(facts, action)
     ordering = isinstance(action, SendOrder) and run is not None
-    return Context(
-        job,
-        spec,
-        policy,
-        rental,
-        run,
-        mirrored,
+    if run is not None and policy.crew is not None:
+        context = _of_many(loop, context, facts, policy, run)
+    return replace(
+        context,
+        assignment=run,
         data_mount=mine.caps.data_mount if mine is not None else "",
         bad_before=tuple(r.rental.detail for r in facts.rentals if r.rental.reason is Reason.BAD_HOST),
         smoked=run is not None and ordering and smoked(loop, facts, run),
-        ends=_ends(facts, policy, rental) if ordering else {},
+        ends=_ends(facts, policy, rental) if ordering and policy.crew is None else {},
     )
 
 
 def smoked(loop: Loop, facts: Facts, run: Assignment) -> bool:
     """Whether an earlier run of this wish came as far as its program: then its smoke was good."""
-    earlier = {a.key for a in facts.assignments if a.task == run.task and facts.job.replaced_n < a.n < run.n}
+    many = run.task != PLAIN_TASK  # one leg's smoke is every leg's
+    earlier = {
+        a.key
+        for a in facts.assignments
+        if (many and a.key != run.key) or (a.task == run.task and facts.job.replaced_n < a.n < run.n)
+    }
     if any(a.key in earlier and a.exit is not None and a.exit.stage == "run" for a in facts.assignments):
         return True
     return any(f"{p.task}.{p.n}" in earlier and p.phase == "run" for p in loop.store.progress(facts.job.id))
@@ -54,6 +62,15 @@ def _ends(facts: Facts, policy: Policy, rental: Rental) -> dict[str, float]:
     end, why = end_for(facts, policy, rental.offer, start, without=rental.id)
     found = {"ttl": deadline(facts.job, policy, facts.now)}
     return {**found, "budget": end} if why is Reason.BUDGET else found
+
+
+def _of_many(loop: Loop, context: Context, facts: Facts, policy: Policy, run: Assignment) -> Context:
+    """What a run needs of its task, where a job has many."""
+    bench = Bench(facts, policy)
+    task = bench.tasks[run.task]
+    over = frozenset(row.item for row in loop.store.items(context.job.id)) if task.items else frozenset()
+    why: Literal["ttl", "budget"] = "budget" if bench.by_budget(run) else "ttl"
+    return replace(context, task=task, limit_s=bench.limit_s(run), limit_why=why, over=over)
 
 
 def _run_of(facts: Facts, action: Effect) -> Assignment | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.actions import Action
+from orchestrator.actions import Action, SetOutcome, SetTaskOutcome
+from orchestrator.bench import Bench
 from orchestrator.model import Condition, Decision, Facts, Policy
 
 IDLE_S = 30.0  # with nothing to wait for, a job is still looked at this often
@@ -19,6 +20,7 @@ class Draft:
         self._why: list[str] = []
         self._wake = facts.now + IDLE_S
         self.condition = Condition("PENDING")
+        self.bench = Bench(facts, policy) if policy.crew is not None else None
 
     def do(self, action: Action, why: str = "") -> None:
         """Decide `action`; the same action twice is one."""
@@ -26,6 +28,14 @@ class Draft:
             self._actions.append(action)
             if why:
                 self._why.append(why)
+
+    def conclude(self, task: str, outcome: SetOutcome, why: str = "") -> None:
+        """The work of `task` is decided, which of a plain job is the job itself."""
+        if self.bench is None:
+            self.do(outcome, why)
+            return
+        what = SetTaskOutcome(task, outcome.outcome, outcome.reason, outcome.detail, outcome.exit_code)
+        self.do(what, f"{task}: {why}")
 
     def wake(self, at: float) -> None:
         """Look again at `at` or earlier; a time already past means soon, not in a hot loop."""

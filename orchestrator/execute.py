@@ -19,10 +19,12 @@ import structlog
 from orchestrator import actions as act
 from orchestrator.agent.hook import boot_hook
 from orchestrator.clock import Clock
+from orchestrator.drawing import draw
 from orchestrator.home import Home
+from orchestrator.legs import Leg
 from orchestrator.messages import Message, Receipt
 from orchestrator.mirror import CheckpointError
-from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Unknown
+from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Task, Unknown
 from orchestrator.publish import ResultsError
 from orchestrator.records import keep_rental
 from orchestrator.snapshot import SnapshotError
@@ -74,6 +76,11 @@ class Context:
     bad_before: tuple[str, ...] = ()  # why earlier machines of the job were given back as bad
     smoked: bool = False  # an earlier run of this wish has passed its smoke
     ends: Mapping[str, float] = field(default_factory=dict)  # ttl, budget: UTC, as they are now
+    task: Task | None = None
+    limit_s: float | None = None  # seconds that the run may last by its leg's own ttl and money ...
+    limit_why: Literal["ttl", "budget"] = "ttl"  # ... and which of them made it
+    over: frozenset[str] = frozenset()  # items of a batch that need not be done again
+    legs: tuple[Leg, ...] = ()  # what a search draws the next legs from
 
 
 class Providers(Protocol):
@@ -264,6 +271,8 @@ def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[
             return machines.collect(context, effect)
         case act.ListMirror():
             return machines.list_mirror(context, effect.task)
+        case act.DrawLegs():
+            return draw(context, effect.count)
 
 
 def _rental(context: Context) -> Rental:

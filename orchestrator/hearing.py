@@ -13,11 +13,22 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator import actions as act
-from orchestrator import messages
+from orchestrator import messages, reports
 from orchestrator.accounts import region_of
 from orchestrator.inspection import look_of_event
-from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen, TransferSeen
+from orchestrator.messages import (
+    EventSeen,
+    Listed,
+    Lost,
+    Message,
+    Noted,
+    ProgressSeen,
+    Reached,
+    StatusSeen,
+    TransferSeen,
+)
 from orchestrator.model import Assignment, Reason, Rental, RentalPhase, Sight, Unknown
+from orchestrator.sending import submit
 from orchestrator.sweep import confirmed, strays
 from providers.base import Instance, Listing, Resource
 
@@ -112,7 +123,7 @@ def _sweep(loop: Loop, message: Listed) -> None:
             loop.alarm("", act.Alarm("unknown-machine", f"{text}, but the books do not know it", stray.ref.id))
             continue
         loop.alarm(rental.job, act.Alarm("late-birth", f"{text} of a rental that was gone", rental.id))
-        loop.submit(loop.store.job(rental.job), act.Destroy(rental.id, stray.ref, Reason.ORPHAN), rental)
+        submit(loop, loop.store.job(rental.job), act.Destroy(rental.id, stray.ref, Reason.ORPHAN), rental)
 
 
 # --- the machine's word -----------------------------------------------------------------------------------------------
@@ -129,6 +140,7 @@ def take_word(loop: Loop, message: messages.Word) -> None:
         case Reached(status=status):
             loop.observer.saw_light()
             seen.reached(status)
+            reports.read_all(loop, job, message.rental)
             if before.proven and before.lost_at is not None:
                 words = f"the machine answers again after {now - before.lost_at:.0f} s"
                 loop.store.add_journal(now, "answers", words, job=job, rental=message.rental)
@@ -151,6 +163,9 @@ def take_word(loop: Loop, message: messages.Word) -> None:
             return
         case TransferSeen():
             loop.board.transfer(job, message)
+            return
+        case Noted(run=key):
+            reports.read(loop, job, message.rental, key)
             return
     loop.touch(job)
 

@@ -17,20 +17,21 @@ from orchestrator.board import Board
 from orchestrator.books import Books, Verdict
 from orchestrator.clock import Clock, GapDetector, SystemClock
 from orchestrator.config import load_config
-from orchestrator.context import context_of
 from orchestrator.execute import Executor
 from orchestrator.hearing import is_quiet, take_listing, take_word
 from orchestrator.history import history_of
 from orchestrator.home import Home
 from orchestrator.machine import Machines
 from orchestrator.messages import Listed, Message, Poke, Receipt
-from orchestrator.model import Facts, Job, Policy, Reason, Rental, RentalPhase
+from orchestrator.model import Facts, Job, Policy, Reason, RentalPhase
 from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
 from orchestrator.reconcile import reconcile
 from orchestrator.remember import remember
+from orchestrator.reports import Judging
 from orchestrator.requests import answer
+from orchestrator.sending import send
 from orchestrator.spending import Spending
 from orchestrator.store import Fenced, OverBudget, Store, StoreBusy, StoreError, StoreFull
 from orchestrator.taps import tap
@@ -82,7 +83,7 @@ class Loop:
         self._specs: dict[str, tuple[str, JobSpec, Policy]] = {}
         self.in_flight: set[str] = set()
         self.not_before: dict[str, float] = {}
-        self._due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
+        self.due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
         self.board = Board()
         self.stray_counts: dict[Ref, int] = {}
         self._gaps = GapDetector(self.clock)
@@ -90,12 +91,13 @@ class Loop:
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
         self._look_at = 0.0  # boot time; at once after a decision that changed a row
         self.money = Spending(self)
+        self.judging = Judging(self)
         self._stopping = False
         self._pause = threading.Event()
         self._meant_at: float | None = None  # boot time by which the wait had to be over
         self.faults = 0  # our own bugs that one job or message met; the others went on
         self.fenced = False
-        log.info("started", epoch=epoch, books=str(self.verdict), jobs=len(self._due))
+        log.info("started", epoch=epoch, books=str(self.verdict), jobs=len(self.due))
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Loop:
 
     def due_at(self) -> float:
         """Boot time at which the first job is due; infinity without jobs."""
-        return min(self._due.values(), default=float("inf"))
+        return min(self.due.values(), default=float("inf"))
 
     def turn(self, messages: list[Message]) -> None:
         """One turn of the loop."""
@@ -171,11 +173,12 @@ class Loop:
             self._guarded("message", self._take, message)
         for request in self.store.open_requests():
             answer(self, request)
+        self.judging.due()
         self._look()
         self._settle()
         now = self.clock.boot()
         self.board.write(self.store, self.clock.utc(), now)
-        for job in [job for job, at in self._due.items() if at <= now]:
+        for job in [job for job, at in self.due.items() if at <= now]:
             self._guarded(job, self.decide, job)
 
     def _look(self) -> None:
@@ -200,8 +203,8 @@ class Loop:
         except Exception as error:
             self.faults += 1
             log.exception("fault", what=what)
-            if what in self._due:
-                self._due[what] = self.clock.boot() + FAULT_AGAIN_S
+            if what in self.due:
+                self.due[what] = self.clock.boot() + FAULT_AGAIN_S
                 text = f"a fault of gpujob itself ({type(error).__name__}: {error}); controller.log has the details"
                 self.alarm(what, act.Alarm("fault", text))
 
@@ -218,7 +221,7 @@ class Loop:
     def touch(self, job: str) -> None:
         """Something happened to the job: decide in this turn."""
         if job:
-            self._due[job] = 0.0
+            self.due[job] = 0.0
 
     def _after_gap(self, gap: str) -> None:
         """The computer slept, or its clock was set: look at everything before acting on anything."""
@@ -234,8 +237,8 @@ class Loop:
     def _settle(self) -> None:
         if not self.observer.settled and (not self._unsettled or self.clock.boot() >= self._unsettled_until):
             self.observer.settled = True
-            for job in self._due:
-                self._due[job] = 0.0
+            for job in self.due:
+                self.due[job] = 0.0
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -285,10 +288,15 @@ class Loop:
             self._specs[job.id] = known
         return known[1], known[2]
 
+    def machines_left(self, policy: Policy) -> int | None:
+        """How many machines a job of many tasks may still rent by `limits.machines`."""
+        limit = self.config.limits.machines
+        return None if limit is None or policy.crew is None else max(0, limit - len(self.store.open_rentals()))
+
     def decide(self, job_id: str) -> None:
         """Decide about one job until its decisions write nothing more."""
         if self.fenced or (self.doubtful and self.store.job(job_id).reason is not Reason.ORPHAN):
-            self._due[job_id] = self.clock.boot() + 60.0
+            self.due[job_id] = self.clock.boot() + 60.0
             return
         for _ in range(ROUNDS):
             job = self.store.job(job_id)
@@ -298,9 +306,9 @@ class Loop:
             spec, policy = self.spec_of(job)
             now = self.clock.utc()
             try:
-                facts = self.observer.facts(job, now, self.money.limits_left(job))
+                facts = self.observer.facts(job, now, self.money.limits_left(job), self.machines_left(policy))
             except ProviderError as error:
-                self._due[job_id] = self.clock.boot() + 30.0
+                self.due[job_id] = self.clock.boot() + 30.0
                 log.error("facts", job=job_id, error=str(error))
                 return
             decision = reconcile(facts, policy)
@@ -310,12 +318,12 @@ class Loop:
                 self._look_at = 0.0
                 continue  # facts have moved: decide again before anything is sent
             self.watch(facts, spec)
-            self._due[job_id] = self.clock.boot() + max(0.05, decision.wake_at - now)
+            self.due[job_id] = self.clock.boot() + max(0.05, decision.wake_at - now)
             for action in decision.actions:
                 if isinstance(action, act.Effect):
-                    self.effect(job, spec, policy, facts, action)
+                    send(self, job, spec, policy, facts, action)
             return
-        self._due[job_id] = self.clock.boot() + REPEAT_S
+        self.due[job_id] = self.clock.boot() + REPEAT_S
 
     def _commit(self, job: Job, facts: Facts, policy: Policy, writes: list[act.Write]) -> bool:
         """Commit a decision's writes; True when anything changed."""
@@ -323,7 +331,7 @@ class Loop:
             return False
         now = self.clock.utc()
         for index, write in enumerate(writes):
-            if isinstance(write, act.SetOutcome):
+            if isinstance(write, act.SetOutcome | act.SetTaskOutcome):
                 writes[index] = self.machines.explain(job, write, facts)
             elif isinstance(write, act.StoreGone) and not write.never_made:
                 self.money.bill_all([self.store.rental(write.rental)])
@@ -346,7 +354,7 @@ class Loop:
         return applied.changed > 0
 
     def _finished(self, job: Job) -> None:
-        self._due.pop(job.id, None)
+        self.due.pop(job.id, None)
         self._specs.pop(job.id, None)
         self.not_before = {k: at for k, at in self.not_before.items() if not k.startswith(f"{job.id}/")}
         rentals = self.store.rentals(job.id)
@@ -363,43 +371,6 @@ class Loop:
                 self.machines.watch(rental, facts.job, spec, facts.assignments)
             else:
                 self.machines.unwatch(rental.rental.id)
-
-    def effect(self, job: Job, spec: JobSpec, policy: Policy, facts: Facts, action: act.Effect) -> None:
-        """Start one effect, unless it runs already or rests after a failure."""
-        flight = f"{job.id}/{action.key}"
-        not_before = self.not_before.get(flight, 0.0)
-        if flight in self.in_flight:
-            return
-        if not_before > self.clock.boot():
-            self._due[job.id] = min(self._due[job.id], not_before)
-            return
-        rental = next((r for r in facts.rentals if r.rental.id == getattr(action, "rental", "")), None)
-        self.submit(job, action, rental.rental if rental else None, facts, spec, policy)
-
-    def submit(
-        self,
-        job: Job,
-        action: act.Effect,
-        rental: Rental | None,
-        facts: Facts | None = None,
-        spec: JobSpec | None = None,
-        policy: Policy | None = None,
-    ) -> None:
-        """Hand one effect to the executor; what must be committed before it is committed here."""
-        if spec is None or policy is None:
-            spec, policy = self.spec_of(job)
-        now = self.clock.utc()
-        try:
-            if isinstance(action, act.SendCreate):
-                self.store.create_sent(action.rental, now)
-            elif isinstance(action, act.Destroy) and rental is not None and action.ref.id == rental.provider_id:
-                self.store.destroy_sent(action.rental, now)
-        except IllegalStep as error:
-            log.warning("not sent", job=job.id, action=action.key, why=str(error))
-            return
-        self.in_flight.add(f"{job.id}/{action.key}")
-        log.info("effect", job=job.id, action=type(action).__name__, key=action.key)
-        self.executor.submit(action, context_of(self, job, spec, policy, action, rental, facts))
 
 
 def configure_log() -> None:

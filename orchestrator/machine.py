@@ -19,14 +19,26 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator import actions as act
-from orchestrator import artifacts, causes, checkpoints, inspection, landing, secrets, snapshot, space, ssh, sync
+from orchestrator import (
+    artifacts,
+    causes,
+    checkpoints,
+    inspection,
+    landing,
+    run_files,
+    secrets,
+    snapshot,
+    space,
+    ssh,
+    sync,
+)
 from orchestrator.connections import CALL_S, Connections
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.mirror import Manifest, listing, prune
 from orchestrator.mirror_run import bring
-from orchestrator.model import Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental
+from orchestrator.model import PLAIN_TASK, Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental
 from orchestrator.publish import discard, publish
 from orchestrator.ssh_errors import SshError
 from orchestrator.ssh_files import write_private
@@ -38,6 +50,8 @@ if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
 
 log = structlog.get_logger()
+
+Outcomes = act.SetOutcome | act.SetTaskOutcome
 
 CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
 RESULTS = "gpujob-results"  # folder beside the spec; never sent up with workdir
@@ -81,12 +95,12 @@ class Machines(Connections):
             job=job.id,
             task=run.task,
             n=run.n,
-            workspace="base",
             code=job.snapshot,
             stages=stages(spec, job, smoked=context.smoked),
             look=inspection.look_wanted(context),
             smoke=inspection.smoke_wanted(context, self._clock.utc()),
-            env={name: value for name, value in spec.env.items() if value is not None},
+            env=run_files.environment(context),
+            **run_files.given(context),
             secrets=secrets.load(self._home, job.id),
             resume_from=resume,
             resume_mode="folder" if folder else "env",
@@ -151,15 +165,11 @@ class Machines(Connections):
         rental, run, job = _rental(context), _run(context), context.job
         connection = self._connection(rental)
         folders = self._ask(rental, "prepare", job=job.id)
-        target = connection.target
         looked = self._look(context, connection, folders)
         began = time.monotonic()
         with Teller(self._post, rental.id, run.key) as teller:
-            if job.snapshot:
-                self._send_code(job, target, str(folders["code"]), teller)
-            known = [m.bytes for m in listing(self._home, job.id, run.task).manifests]
-            checkpoint = space.checkpoint_bytes(context.spec, known)
-            landing.land(connection, self._home, job, context.spec, folders, teller, checkpoint)
+            if rental.id not in self._brought:
+                self._bring(context, connection, folders, teller)
             if run.resume_hash:
                 self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}", teller)
         return {"seconds": time.monotonic() - began, **looked}
@@ -175,6 +185,17 @@ class Machines(Connections):
         inspection.stop_for(record)
         self._inspected.add(rental.id)
         return {"preflight": record}
+
+    def _bring(self, context: Context, connection: ssh.Connection, folders: Mapping[str, Any], teller: Teller) -> None:
+        """Code and data; of many tasks on one machine only before the first, as far as this process knows."""
+        job = context.job
+        if job.snapshot:
+            self._send_code(job, connection.target, str(folders["code"]), teller)
+        known = [m.bytes for m in listing(self._home, job.id, _run(context).task).manifests]
+        checkpoint = space.checkpoint_bytes(context.spec, known)
+        landing.land(connection, self._home, job, context.spec, folders, teller, checkpoint)
+        if _run(context).task != PLAIN_TASK:
+            self._brought.add(_rental(context).id)
 
     def _send_resume(self, context: Context, connection: ssh.Connection, remote: str, teller: Teller) -> None:
         """The checkpoint that the run was sealed to resume from."""
@@ -248,7 +269,11 @@ class Machines(Connections):
 
     def inherit(self, old: Job, new: Job, rows: tuple[CheckpointRow, ...]) -> list[CheckpointRow]:
         """Take over the durable checkpoints of an earlier job: the same parts under new manifests of run 0."""
-        return [self._row(m) for m in inherit(self._home, old.id, new.id, "t0", (row.hash for row in rows))]
+        found = []
+        for task in dict.fromkeys(row.task for row in rows):
+            mine = (row.hash for row in rows if row.task == task)
+            found += [self._row(m) for m in inherit(self._home, old.id, new.id, task, mine)]
+        return found
 
     def _row(self, manifest: Manifest) -> CheckpointRow:
         return CheckpointRow(
@@ -268,7 +293,8 @@ class Machines(Connections):
         rental, run, job = _rental(context), _run(context), context.job
         connection = self._connection(rental)
         folders = self._ask(rental, "prepare", job=job.id)
-        plan = plan_of(context.spec, job, run, f"{folders['out_root']}/{run.key}")
+        many = run.task != PLAIN_TASK
+        plan = plan_of(context.spec, job, run, f"{folders['out_root']}/{run.key}", many)
         began = time.monotonic()
         # a list of packages takes as long as most transfers
         with Teller(self._post, rental.id, run.key) as teller, ThreadPoolExecutor(1, "record") as beside:
@@ -295,21 +321,33 @@ class Machines(Connections):
         words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]
         words += [*found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
         moved = [(str(dest), str(aside)) for dest, aside in published.moved]
-        return {"environment": record, "folder": str(published.path), "rate": rate, "words": words, "moved": moved}
+        return {
+            "environment": record,
+            "folder": str(published.path),
+            "rate": rate,
+            "words": words,
+            "moved": moved,
+            "many": many,
+        }
 
     def _record(self, context: Context, connection: ssh.Connection) -> dict[str, Any]:
         """What the run had and was: kept with the job and beside its results."""
         rental, run, job = _rental(context), _run(context), context.job
-        try:
-            found = connection.agent("environment", {"job": job.id}, 60.0)
-        except SshError as error:
-            found = {"missing": str(error)}
-        found.pop("ok", None)
+        found = self._environments.get(rental.id)
+        if found is None:
+            try:
+                found = connection.agent("environment", {"job": job.id}, 60.0)
+            except SshError as error:
+                found = {"missing": str(error)}
+            found.pop("ok", None)
+            if run.task != PLAIN_TASK:  # a list of packages takes seconds, and the next task's is the same
+                self._environments[rental.id] = found
         return {
             "job": job.id,
             "run": run.key,
             "snapshot": job.snapshot,
             "commit": job.git_commit,
+            **(run_files.recorded(context)),
             "provider": rental.offer.provider,
             "gpu": rental.offer.gpu,
             "stand_in": rental.offer.stand_in,
@@ -318,9 +356,13 @@ class Machines(Connections):
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def explain(self, job: Job, write: act.SetOutcome, facts: Facts) -> act.SetOutcome:
-        """Add the log line that decided a failure."""
+    def explain(self, job: Job, write: Outcomes, facts: Facts) -> Outcomes:
+        """Add the log line that decided a failure; that of a job of many tasks is in its words already."""
         failed = [a for a in facts.assignments if a.exit is not None and a.exit.rc != 0]
+        if isinstance(write, act.SetTaskOutcome):
+            failed = [a for a in failed if a.task == write.task]
+        elif any(task.seq for task in facts.tasks):
+            return write
         if write.outcome is not Outcome.FAILED or write.reason is not Reason.FAILED or not failed:
             return write
         last = max(failed, key=lambda a: a.n)
@@ -340,18 +382,19 @@ def stages(spec: JobSpec, job: Job, *, smoked: bool) -> list[dict[str, str]]:
     return [*found, {"name": "run", "script": spec.run}]
 
 
-def plan_of(spec: JobSpec, job: Job, run: Assignment, out: str) -> artifacts.ArtifactPlan:
+def plan_of(spec: JobSpec, job: Job, run: Assignment, out: str, many: bool = False) -> artifacts.ArtifactPlan:
     """What comes home and where: the spec's `artifacts`, or everything into gpujob-results/NAME beside the spec."""
     base = Path(job.base_dir)
     default = Path(job.results_dir) if job.results_dir else base / RESULTS / job.name
+    own = run.task if many else ""  # each of many tasks has its own folder below the job's
     listed = spec.artifacts if isinstance(spec.artifacts, tuple) else ()
     items = []
     for artifact in listed:
         to = artifact.to or f"./{RESULTS}"
         for name, value in (("{job}", job.name), ("{leg}", run.task), ("{attempt}", str(run.n))):
             to = to.replace(name, value)
-        items.append(artifacts.Item(artifact.path, base / Path(to).expanduser() / job.name, artifact.when))
-    return artifacts.ArtifactPlan(out, default, tuple(items))
+        items.append(artifacts.Item(artifact.path, base / Path(to).expanduser() / job.name / own, artifact.when))
+    return artifacts.ArtifactPlan(out, default / own, tuple(items))
 
 
 def checkpoint_root(spec: JobSpec, ckpt_root: str, run: str) -> str:

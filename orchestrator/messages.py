@@ -67,6 +67,15 @@ class ProgressSeen:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """More of a log is stored that something is read from: what a leg reports, which items of a batch are done."""
+
+    rental: str
+    run: str
+    stage: str
+
+
+@dataclass(frozen=True)
 class TransferSeen:
     """How far a copy to or from a run's machine is; an empty `what`: nothing is copied any more. `rate`: bytes/s."""
 
@@ -98,5 +107,5 @@ class Poke:
 
 
 #: What is heard about one watched machine.
-Word = Reached | StatusSeen | Lost | EventSeen | ProgressSeen | TransferSeen
+Word = Reached | StatusSeen | Lost | EventSeen | ProgressSeen | TransferSeen | Noted
 Message = Listed | Word | Receipt | Poke

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
 
+from orchestrator.crew import Crew
 from providers.base import Ask, Caps, Instance, Notice, Offer, Resource
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -126,6 +127,9 @@ class Job:
     git_commit: str = ""  # of the workdir at apply; empty outside of a repository
     replaced_n: int = 0  # runs up to this number belong to a wish that `--replace` took the place of, on a held machine
     fresh: bool = False  # and their checkpoints are not resumed from (`--replace --fresh`)
+
+
+PLAIN_TASK = "t0"  # the one task of a plain job
 
 
 @dataclass(frozen=True)
@@ -303,9 +307,7 @@ class Machine:
     connected: bool
     proven: bool = False  # it answered with the rental's nonce under the pinned key
     lost_at: float | None = None  # when the kept connection broke, or the first attempt failed
-    failed_awake_s: float = (
-        0.0  # awake time over which every attempt failed, since the last success, gap or change of network
-    )
+    failed_awake_s: float = 0.0  # awake time of failed attempts since the last success, gap or change of network
     failures: int = 0
     trouble: str = ""  # the last failure in words: refused, timeout, key not accepted, ...
     epoch_refused: bool = False  # it has met a newer controller
@@ -365,9 +367,7 @@ class Facts:
     rentals: tuple[RentalFacts, ...]
     assignments: tuple[Assignment, ...]
     checkpoints: tuple[CheckpointRow, ...]  # durable, of this job
-    mirror_listed: Mapping[str, float] = field(
-        default_factory=dict
-    )  # task -> when a complete listing of its mirror began
+    mirror_listed: Mapping[str, float] = field(default_factory=dict)  # task -> when its complete listing began
     offers: tuple[Offer, ...] | Unknown | None = None  # None: not asked for
     offers_at: float | None = None
     resting: Mapping[str, str] = field(default_factory=dict)  # what rests -> why: keys of `placement`
@@ -377,6 +377,8 @@ class Facts:
     passed_over: frozenset[str] = frozenset()  # hashes of checkpoints that look unfinished beside their neighbours
     collected_at: Mapping[str, float] = field(default_factory=dict)  # rental -> when results were last brought home
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
+    exhausted: bool = False  # a search has drawn every combination that there is
+    machines_left: int | None = None  # machines that may still be rented by the config's limit, None: no limit
     limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit
     cut_off: bool = False  # no target and no provider answers: we are the ones cut off
     brake: bool = False  # too many losses at once: no absence, orphan or unreachable decision
@@ -425,6 +427,7 @@ class Policy:
     vram_gb: float = 0.0  # the least memory of one card that holds the model; 0: unknown
     vram_more_gb: float = 0.0  # what every further card needs for itself
     work: Work | None = None
+    crew: Crew | None = None  # of a job of many tasks
     currency: str = ""  # of price_cap and budget; empty: that of every offer
     rates: Mapping[str, Decimal] = field(default_factory=dict)  # currency -> what one unit is worth in `currency`
 

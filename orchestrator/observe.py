@@ -42,6 +42,7 @@ class JobMemory:
     passed_over: set[str] = field(default_factory=set)
     troubles: dict[str, Trouble] = field(default_factory=dict)
     next_look_at: float = 0.0
+    exhausted: bool = False  # a search has drawn every combination that there is
 
 
 class Observer:
@@ -120,8 +121,8 @@ class Observer:
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
-    def facts(self, job: Job, now: float, limits_left: Decimal | None) -> Facts:
-        """Everything one decision may look at."""
+    def facts(self, job: Job, now: float, limits_left: Decimal | None, machines: int | None = None) -> Facts:
+        """Everything one decision may look at; what the config's limits leave of money and machines comes in."""
         store, memory = self._store, self.job(job.id)
         spent = store.spent_by_rental(job.id)
         assignments = store.assignments(job.id)
@@ -146,6 +147,8 @@ class Observer:
             collected_at={r.rental.id: self.of(r.rental.id).collected_at for r in rentals},
             checkpoints_left=frozenset(left),
             limits_left=limits_left,
+            machines_left=machines,
+            exhausted=memory.exhausted,
             cut_off=self.cut_off(now),
             brake=self.brake(now),
             ssh_dark=self.ssh_dark(rentals, now),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jobspecs import cuda
 from jobspecs.gpus import GpuAsk
+from orchestrator.crew import Crew
 from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History
 from orchestrator.model import Job, Policy, Work
 from providers.base import Ask, GpuWish
@@ -15,6 +16,7 @@ from providers.base import Ask, GpuWish
 if TYPE_CHECKING:
     from jobspecs.memory import Estimate
     from jobspecs.schema import JobSpec
+    from jobspecs.units import Money
 
 REWORK_S = 900.0  # what a reclaim costs a job that does not say how often it saves: half of half an hour
 
@@ -78,6 +80,8 @@ def work_of(spec: JobSpec, history: History) -> Work | None:
         run = float(spec.expected.seconds)
     elif spec.workload == "serve":
         run = float(spec.ttl.seconds)
+    elif spec.sweep is not None or spec.batch is not None or spec.replicas is not None:
+        return None  # earlier runs of the name are of many tasks: no length of one
     elif history.run_s is not None:
         run, run_on = history.run_s, history.run_on
     else:
@@ -93,17 +97,41 @@ def work_of(spec: JobSpec, history: History) -> Work | None:
     )
 
 
+def crew_of(spec: JobSpec) -> Crew | None:
+    """How a job of many tasks is worked off; None for a plain one."""
+    leg_s = float(spec.expected.seconds) if spec.expected is not None else None
+    if spec.sweep is not None:
+        from jobspecs.sweep import sampled
+
+        return Crew(
+            kind="sweep",
+            parallel=spec.sweep.max_parallel,
+            leg_ttl_s=float(spec.ttl.seconds),
+            leg_budget=spec.budget.amount if spec.budget is not None else None,
+            leg_s=leg_s,
+            trials=(spec.sweep.search.trials or 0) if sampled(spec.sweep) else 0,
+        )
+    if spec.batch is not None:
+        return Crew(kind="batch", parallel=spec.batch.workers, leg_s=leg_s)
+    return Crew(kind="replicas", parallel=spec.replicas) if spec.replicas is not None else None
+
+
+def budget_of(spec: JobSpec) -> Money | None:
+    """The money of the whole job: of a sweep its own, since the top-level one is per leg."""
+    return spec.sweep.budget if spec.sweep is not None else spec.budget
+
+
 def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
     """The policy of one job. `job` brings the currency of its limits and the price cap that was printed at apply."""
     modes: dict[bool | str, Literal["auto", "always", "never"]] = {True: "always", False: "never", "auto": "auto"}
     when = _results_on(spec)
-    memory = estimate_of(spec)
+    memory, whole = estimate_of(spec), budget_of(spec)
     return Policy(
         ask=ask_of(spec),
         spot=modes[spec.spot],
         providers=tuple(spec.providers),
         price_cap=spec.max_price.amount if spec.max_price is not None else job.price_cap,
-        budget=spec.budget.amount if spec.budget is not None else None,
+        budget=whole.amount if whole is not None else None,
         ttl_s=float(spec.ttl.seconds),
         grace_s=float(spec.grace.time.seconds),
         retry_max=spec.retry.max,
@@ -119,6 +147,7 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         vram_more_gb=memory.more_per_card if memory is not None else 0.0,
         work=work_of(spec, history),
         currency=job.currency,
+        crew=crew_of(spec),
     )
 
 
@@ -137,7 +166,7 @@ def _results_on(spec: JobSpec) -> frozenset[str]:
 
 def currency_of(spec: JobSpec) -> str | None:
     """The currency that the job's limits are written in; None when it has none."""
-    for money in (spec.budget, spec.max_price):
+    for money in (budget_of(spec), spec.budget, spec.max_price):
         if money is not None:
             return money.currency
     return None

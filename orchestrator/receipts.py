@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from jobspecs.sweep import leg_id
 from orchestrator import actions as act
-from orchestrator import placement
+from orchestrator import placement, reports
 from orchestrator.messages import Receipt
-from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Trouble, Unknown
+from orchestrator.model import CheckpointRow, CreateOutcome, Rental, Task, Trouble, Unknown
 from orchestrator.store.rows import Preflight, plain, text
 from orchestrator.taps import tap
 from providers.base import DestroyAck, Instance
@@ -47,6 +48,8 @@ def take_receipt(loop: Loop, receipt: Receipt) -> None:
             _moved(loop, receipt, action)
         case act.ListMirror():
             _mirror_listed(loop, receipt, action)
+        case act.DrawLegs():
+            _drawn(loop, receipt, action)
         case _:
             _machine_work(loop, receipt, action)
 
@@ -155,6 +158,16 @@ def _mirror_listed(loop: Loop, receipt: Receipt, action: act.ListMirror) -> None
         loop.store.add_journal(receipt.at, "checkpoint-passed-over", words, job=receipt.job)
 
 
+def _drawn(loop: Loop, receipt: Receipt, action: act.DrawLegs) -> None:
+    """Further legs of a search. When the space holds no more, nothing is drawn beyond what is there."""
+    if receipt.status != "done":
+        return
+    for number, params in enumerate(receipt.data["params"], action.known + 1):
+        loop.store.add_task(Task(receipt.job, leg_id(params), params, seq=number), receipt.at)
+    if receipt.data["exhausted"]:
+        loop.observer.job(receipt.job).exhausted = True
+
+
 def _durable(loop: Loop, job: str, rows: list[CheckpointRow]) -> None:
     known = {(c.task, c.n, c.hash) for c in loop.store.checkpoints(job)}
     for row in rows:
@@ -184,6 +197,9 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
                 seen.machine = replace(seen.machine, runs=runs)
         case act.SendClose():
             if data.get("dead"):
+                reports.read(
+                    loop, job, action.rental, run
+                )  # the whole log is here: what it says belongs to what is decided now
                 loop.store.closed(job, action.task, action.n, receipt.at, data.get("cause"))
         case act.MirrorCheckpoints():
             _durable(loop, job, data["rows"])
@@ -199,7 +215,11 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             seen.bytes_left = data.get("bytes_left", 0)
             if action.final:
                 loop.store.environment(job, action.task, action.n, data["environment"])
-                loop.store.results_done(job, action.task, action.n, data["folder"], receipt.at)
+                if data.get("many"):
+                    loop.store.results_done(job, action.task, action.n, "", receipt.at)
+                    loop.store.task_results(job, action.task, data["folder"])
+                else:
+                    loop.store.results_done(job, action.task, action.n, data["folder"], receipt.at)
                 for words in data["words"]:
                     loop.store.add_journal(receipt.at, "results", words, job=job, rental=action.rental)
                 for folder, aside in data.get("moved", ()):

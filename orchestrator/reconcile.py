@@ -2,13 +2,15 @@
 
 It looks at what is, never at what happened: events only wake the loop. Calling it twice on the same facts decides the
 same, and every action it can name is safe to repeat (`actions`). The rules live in the leaves: `lifecycle` for one
-rental, `work` for the run on a live one, `successor` for the next machine and for what a lost one left undecided.
+rental, `work` for the run on a live one, `successor` for the next machine and for what a lost one left undecided;
+`workers` and `crew_end` for the machines and the end of a job of many tasks.
 """
 
 from __future__ import annotations
 
-from orchestrator import lifecycle, successor, work
-from orchestrator.actions import FinishJob, Release
+from orchestrator import crew_end, lifecycle, successor, work, workers
+from orchestrator.actions import FinishJob, Release, SetOutcome
+from orchestrator.bench import Bench
 from orchestrator.draft import Draft
 from orchestrator.model import Decision, Facts, Policy, RentalPhase
 
@@ -26,12 +28,28 @@ def reconcile(facts: Facts, policy: Policy) -> Decision:
         if rental.rental.phase is RentalPhase.LIVE and not draft.decided_for(rental.rental.id, Release):
             if facts.job.outcome is not None:
                 work.release_ended(draft, rental)
+            elif draft.bench is not None:
+                workers.keep_end(draft, draft.bench, rental)
+                workers.run_step(draft, draft.bench, rental)
             else:
                 successor.keep_end(draft, rental)
                 work.run_step(draft, rental)
-    if facts.job.outcome is None:
+    if facts.job.outcome is None and draft.bench is not None:
+        _crew(draft, draft.bench)
+    elif facts.job.outcome is None:
         successor.settle_lost(draft)
         successor.successor(draft)
     elif all(r.rental.phase is RentalPhase.GONE for r in facts.rentals):
         draft.do(FinishJob(), "nothing bills any more")
     return draft.decision()
+
+
+def _crew(draft: Draft, bench: Bench) -> None:
+    """A job of many tasks: what is undecided, then the legs and machines that are wanted beyond what is there."""
+    crew_end.settle(draft, bench)
+    if draft.decided(SetOutcome):
+        return
+    workers.draw(draft, bench)
+    shortage = workers.hire(draft, bench)
+    if shortage is not None:
+        crew_end.short(draft, bench, shortage)

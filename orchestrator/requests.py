@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestrator import adoption, held
+from orchestrator import adoption, held, many
 from orchestrator.doubt import DOUBTS
-from orchestrator.model import Job, Outcome, Reason, RentalPhase, Task
+from orchestrator.model import Job, Outcome, Reason, RentalPhase
 from orchestrator.records import keep_job
 from orchestrator.secrets import forget
 from orchestrator.snapshot import same_files
@@ -117,6 +117,10 @@ def _cancel(loop: Loop, args: Mapping[str, Any]) -> Answer:
     job = loop.store.job(str(args["job"]))
     if job.terminal_at is not None:
         return {"ok": True, "over": True, "outcome": job.outcome}
+    if args.get("task"):
+        there = loop.store.cancel_task(job.id, str(args["task"]), loop.clock.utc())
+        loop.touch(job.id)
+        return {"ok": True, "over": not there}
     loop.store.cancel(job.id, loop.clock.utc(), at_once=bool(args.get("now")))
     loop.touch(job.id)
     return {"ok": True, "over": False}
@@ -162,8 +166,10 @@ def _apply(loop: Loop, args: Mapping[str, Any]) -> Answer:
         if settled is not None:
             return settled
     _check_limits(loop, wish, args)
-    inherit = old if mode == "replace" and not args.get("fresh") else None
-    return _create(loop, wish, inherit)
+    again = mode == "again"
+    goes_on = old is not None and not again and many.same(loop, old, wish)
+    inherit = old if (mode == "replace" and not args.get("fresh")) or goes_on else None
+    return _create(loop, wish | {"again": again}, inherit)
 
 
 def _apply_to_live(loop: Loop, old: Job, wish: Mapping[str, Any], args: Mapping[str, Any], mode: str) -> Answer:
@@ -195,6 +201,9 @@ def _live_edit(loop: Loop, old: Job, wish: Mapping[str, Any]) -> list[str]:
     from jobspecs.schema import from_document, live_changes
 
     applicable, needs_replace = live_changes(from_document(old.spec), from_document(wish["spec"]))
+    if "sweep" in needs_replace and many.only_adds(loop, old, wish):
+        needs_replace.remove("sweep")
+        applicable.append("sweep")
     if not _same_files(loop, old, wish):
         needs_replace = [*needs_replace, "workdir (its files changed)"]
     if needs_replace:
@@ -202,6 +211,8 @@ def _live_edit(loop: Loop, old: Job, wish: Mapping[str, Any]) -> list[str]:
         raise NotNow(f"{old.name} is running and {what} changed: `apply --replace` starts it anew from its checkpoints")
     loop.store.edit_spec(old.id, wish["spec"], str(wish["spec_hash"]), _money(wish.get("price_cap")), loop.clock.utc())
     keep_job(loop.home, loop.store.job(old.id))
+    if "sweep" in applicable:
+        many.add(loop, old, wish)
     loop.touch(old.id)
     return list(applicable)
 
@@ -227,9 +238,11 @@ def _finished_answer(loop: Loop, old: Job, wish: Mapping[str, Any]) -> Answer:
     """The last run is over: its result, an offer to resume, or None for a new run."""
     same = old.spec_hash == wish["spec_hash"] and _same_files(loop, old, wish)
     found = {"id": old.id, "name": old.name, "run": old.run, "unchanged": True}
-    if same and old.outcome is Outcome.DONE:
+    if same and old.outcome is Outcome.DONE and many.whole(loop, old):
         return {"ok": True, "finished": True, "outcome": old.outcome, "results": old.results_dir, **found}
     kept = loop.store.checkpoints(old.id)
+    if many.of(wish):
+        return None  # what is done is kept, what is missing is run
     if same:
         words = f"{old.name}.{old.run} ended as {old.outcome} ({old.reason}): `gpujob resume {old.name}` goes on"
         raise NotNow(f"{words} from {'its checkpoints' if kept else 'the start'}; `apply --again` starts anew")
@@ -298,9 +311,12 @@ def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:
     )
     _take_secrets(loop, str(wish.get("spool") or ""), job.id)
     keep_job(loop.home, job)
-    loop.store.add_job(job, [Task(job.id, "t0")])
+    loop.store.add_job(job, many.tasks_of(loop, job, wish))
+    many.keep(loop, job)
     if inherit is not None:
-        for row in loop.machines.inherit(inherit, job, loop.store.checkpoints(inherit.id)):
+        open_tasks = {task.id for task in loop.store.tasks(job.id) if task.outcome is None}
+        rows = tuple(row for row in loop.store.checkpoints(inherit.id) if row.task in open_tasks)
+        for row in loop.machines.inherit(inherit, job, rows):
             loop.store.checkpoint_durable(row)
     loop.touch(job.id)
     return {"ok": True, "id": job.id, "name": name, "run": run, "unchanged": False}
@@ -338,6 +354,11 @@ def _resume(loop: Loop, args: Mapping[str, Any]) -> Answer:
         "price_cap": str(old.price_cap) if old.price_cap is not None else None,
         "currency": old.currency,
         "data_manifests": old.data_manifests,
+        "tasks": [
+            {"id": task.id, "params": dict(task.params), "items": list(task.items)}
+            for task in loop.store.tasks(old.id)
+            if task.seq
+        ],
         "spool": args.get("spool"),
     }
     return _create(loop, wish, old)

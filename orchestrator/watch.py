@@ -25,7 +25,7 @@ from orchestrator import ssh
 from orchestrator.clock import Clock
 from orchestrator.home import Home
 from orchestrator.logs import LogGap, LogWriter, progress
-from orchestrator.messages import EventSeen, Listed, Lost, Message, ProgressSeen, Reached, StatusSeen
+from orchestrator.messages import EventSeen, Listed, Lost, Message, Noted, ProgressSeen, Reached, StatusSeen
 from orchestrator.model import Unknown
 from orchestrator.ssh_errors import AgentRefused, BadStream, KeyRejected, SshError, Unreachable
 from providers.base import Provider
@@ -37,7 +37,7 @@ CONNECT_S = 8.0  # time for one attempt to connect and log in
 RETRY_FIRST_S = 0.2  # a fresh machine answers within its first second or two
 RETRY_MAX_S = 10.0
 ATTEMPT_MAX_S = 60.0  # no attempt takes longer with its pause: what is above is time in which we were stopped
-STAGES = ("setup", "smoke", "run")
+STAGES = ("setup", "smoke", "run", "metrics", "done", "failed")
 RUN = re.compile(r"[a-z0-9-]{1,60}\.[0-9]{1,9}")
 
 log = structlog.get_logger()
@@ -63,11 +63,14 @@ class MachineWatch:
         secrets: tuple[str, ...] = (),
         progress_regex: str | None = None,
         progress_total: float | None = None,
+        noted: frozenset[str] = frozenset(),
     ) -> None:
+        """`noted`: logs that something is read from, so that more of one is worth a word."""
         self.rental = rental
         self.connection: ssh.Connection | None = None
         self._job, self._nonce, self._home, self._clock, self._post = job, nonce, home, clock, post
         self._secrets, self._regex, self._total = secrets, progress_regex, progress_total
+        self._noted = noted
         self._target: ssh.Target | None = None
         self._moved = threading.Event()
         self._stop = threading.Event()
@@ -207,6 +210,8 @@ class MachineWatch:
             self._writer(run, stage).write(offset, data)
         except LogGap as gap:
             raise BadStream(str(gap), where=self.rental) from gap  # the next connection starts at our cursor
+        if stage in self._noted:
+            self._post(Noted(self.rental, run, stage))
         if stage == "run":
             seen = progress(data.decode("utf-8", "replace"), self._regex, self._total)
             if seen is not None:

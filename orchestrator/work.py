@@ -25,6 +25,7 @@ from orchestrator.actions import (
     StoreResultsLost,
 )
 from orchestrator.draft import Draft
+from orchestrator.leg_rules import leg_ending, meaning
 from orchestrator.model import (
     AgentRun,
     Assignment,
@@ -38,7 +39,7 @@ from orchestrator.model import (
     SignalWhy,
     Task,
 )
-from orchestrator.verdict import CHECKPOINTED_EXIT, Verdict, judge
+from orchestrator.verdict import CHECKPOINTED_EXIT, SIGNAL_REASON, Verdict
 
 SAVE_MIN_S = 120.0  # time kept before an end for bringing results home, beyond the job's own grace
 SAVE_SHARE = 3  # never more than a third of a rental's life: a short ttl still runs something
@@ -55,7 +56,12 @@ def run_step(draft: Draft, rental: RentalFacts) -> None:
     assignment = current(draft.facts, rental.rental.id)
     if assignment is None:
         _assign(draft, rental)
-        return
+    else:
+        work_on(draft, rental, assignment)
+
+
+def work_on(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
+    """Move one run on by one step: start it, watch it, save what it made."""
     if assignment.exit is not None:
         after_exit(draft, rental, assignment)
         return
@@ -91,10 +97,16 @@ def save_at(facts: Facts, policy: Policy, rental: RentalFacts) -> float:
     return end - min(window, (end - row.created_at) / SAVE_SHARE)
 
 
-def ending(draft: Draft, rental: RentalFacts) -> SignalWhy | None:
-    """Whether the work on this rental must stop now, and why; the user's word first, then the end."""
+def ending(draft: Draft, rental: RentalFacts, run: Assignment | None = None) -> SignalWhy | None:
+    """Whether the work on this rental must stop now, and why; the user's word first, then the end. `run`: one of many
+    tasks has ends of its own.
+    """
     if draft.facts.job.cancel_at is not None:
         return SignalWhy.CANCEL
+    if draft.bench is not None and run is not None:
+        why = leg_ending(draft, draft.bench, run)
+        if why is not None:
+            return why
     at = save_at(draft.facts, draft.policy, rental)
     draft.wake(at)
     if draft.now >= at:
@@ -147,10 +159,11 @@ def _assign(draft: Draft, rental: RentalFacts) -> None:
     if bad is not None and fresh and resume.lost_hosts(facts) <= KNOWN_BAD_MAX:
         draft.do(Release(row.id, Reason.BAD_HOST, f"this machine was bad lately: {bad}"), "given again by the provider")
         return
-    _commit_run(draft, rental, task)
+    commit_run(draft, rental, task)
 
 
-def _commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
+def commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
+    """Commit a run of `task` with its seal, once its checkpoints are home and its mirror was listed."""
     facts = draft.facts
     free = resume.free_since(facts, task.id)
     if free is None:
@@ -161,7 +174,8 @@ def _commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
         last = max(earlier, key=lambda a: a.n)
         draft.do(MirrorCheckpoints(rental.rental.id, last.task, last.n), "its checkpoints first")
         return
-    if facts.mirror_listed.get(task.id, -1.0) < free or task.id not in facts.mirror_listed:
+    fresh = draft.bench is not None and not earlier and not facts.job.resumed_from  # nothing of it can be there
+    if not fresh and (facts.mirror_listed.get(task.id, -1.0) < free or task.id not in facts.mirror_listed):
         draft.do(ListMirror(task.id), "a complete listing begun after the last run could no longer write")
         return
     rows = resume.accepted(facts, task.id)
@@ -184,13 +198,13 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     """Committed but not ordered: bring what it needs, then order it."""
     facts, row = draft.facts, rental.rental
     draft.say("SETUP", "bringing code and data")
-    why = ending(draft, rental)
+    why = ending(draft, rental, assignment)
     if not rental.machine.connected:
         # The order may have left, and its answer died with an earlier controller: only the machine knows what runs
-        _stop_unreachable(draft, rental, why)
+        _stop_unreachable(draft, assignment.task, why)
         return
     if why is not None and assignment.key not in rental.machine.runs:
-        stop_without_run(draft, rental, why)
+        _stop_unstarted(draft, rental, assignment, why)
         return
     if f"{row.id}/{assignment.key}" in facts.prepared or assignment.key in rental.machine.runs:
         draft.do(SendOrder(row.id, assignment.task, assignment.n), "everything is verified there")
@@ -200,11 +214,29 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     if trouble is not None and trouble.fatal is Reason.BAD_HOST:
         draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "this machine is bad, or too small for the work")
     elif trouble is not None and trouble.fatal is not None:
-        draft.do(SetOutcome(Outcome.FAILED, trouble.fatal, trouble.detail), "preparing cannot succeed")
+        outcome = SetOutcome(Outcome.FAILED, trouble.fatal, trouble.detail)
+        draft.conclude(assignment.task, outcome, "preparing cannot succeed")
     elif trouble is not None and trouble.count >= PREPARE_TRIES:
         draft.do(Release(row.id, Reason.BAD_HOST, trouble.detail), "preparing keeps failing here")
     else:
         draft.do(prepare)
+
+
+def _stop_unstarted(draft: Draft, rental: RentalFacts, run: Assignment, why: SignalWhy) -> None:
+    """Committed, and must stop before it was started. One of many tasks: the machine may go on with another one."""
+    if draft.bench is None:
+        stop_without_run(draft, rental, why)
+    elif draft.facts.job.cancel_at is None and leg_ending(draft, draft.bench, run) is None:
+        if why is SignalWhy.INTERRUPTION:
+            stop_without_run(draft, rental, why)
+        else:
+            draft.do(Release(rental.rental.id, rental.rental.end_reason, "its end has come"), "nothing runs on it")
+    elif run.closed_at is None:
+        draft.do(SendClose(rental.rental.id, run.task, run.n), "it must never start")
+    else:
+        reason = SIGNAL_REASON[why]
+        outcome = Outcome.CANCELLED if why in (SignalWhy.CANCEL, SignalWhy.STOP) else Outcome.FAILED
+        draft.conclude(run.task, SetOutcome(outcome, reason, f"{reason} before the start"))
 
 
 def stop_without_run(draft: Draft, rental: RentalFacts, why: SignalWhy) -> None:
@@ -227,9 +259,9 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     run = machine.runs.get(assignment.key)
     stage = run.state if run is not None else "run"
     draft.say("RUNNING" if stage in ("run", "exited") else "SETUP", "" if stage == "run" else stage)
-    why = ending(draft, rental)
+    why = ending(draft, rental, assignment)
     if not machine.connected:
-        _stop_unreachable(draft, rental, why)
+        _stop_unreachable(draft, assignment.task, why)
         return
     if why is not None:
         draft.say("FINALIZING", f"saving: {why}")
@@ -247,12 +279,13 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
             draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False))
 
 
-def _stop_unreachable(draft: Draft, rental: RentalFacts, why: SignalWhy | None) -> None:
+def _stop_unreachable(draft: Draft, task: str, why: SignalWhy | None) -> None:
     job = draft.facts.job
     if why is not SignalWhy.CANCEL or job.cancel_at is None:
-        return
+        return  # one of many tasks waits for its machine's word: another must not start there meanwhile
     if job.cancel_now or draft.now - job.cancel_at >= CANCEL_PATIENCE_S:
-        draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled while the machine did not answer"))
+        outcome = SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled while the machine did not answer")
+        draft.conclude(task, outcome)
     else:
         draft.wake(job.cancel_at + CANCEL_PATIENCE_S)
 
@@ -265,7 +298,7 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
     facts, row, machine = draft.facts, rental.rental, rental.machine
     if facts.job.outcome is not None:
         return
-    verdict = judge(facts, draft.policy, rental, assignment)
+    verdict = meaning(draft, rental, assignment)
     draft.say("FINALIZING" if verdict.kind != "disrupted" else "RECOVERING", verdict.detail)
     if verdict.kind == "wait":
         draft.do(Look(row.id, "the run failed: is the machine well"), "a failure needs a machine that is well")
@@ -284,7 +317,8 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
             draft.wake(draft.now + 1.0)
         return
     if verdict.kind == "disrupted":
-        draft.do(Release(row.id, Reason.INTERRUPTED, verdict.detail, interrupted=True), "saved before the reclaim")
+        interrupted = verdict.reason is Reason.INTERRUPTED
+        draft.do(Release(row.id, verdict.reason, verdict.detail, interrupted=interrupted), "saved before the reclaim")
     elif verdict.kind == "again":
         _again(draft, rental, assignment, verdict)
     elif verdict.kind == "elsewhere":
@@ -297,7 +331,8 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
     """A new run on the same machine, bounded by progress."""
     facts, policy = draft.facts, draft.policy
     if facts.job.cancel_at is not None:
-        draft.do(SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled between two runs"))
+        outcome = SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled between two runs")
+        draft.conclude(assignment.task, outcome)
         return
     until = reaction.pause(facts, assignment)
     if draft.now < until:
@@ -317,7 +352,7 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
         conclude(draft, rental, assignment, Verdict("failed", Reason.NO_PROGRESS, detail))  # what it made comes home
         return
     task = next(t for t in facts.tasks if t.id == assignment.task)
-    _commit_run(draft, rental, task)
+    commit_run(draft, rental, task)
 
 
 def conclude(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: Verdict) -> None:
@@ -335,8 +370,8 @@ def conclude(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict:
         else:
             draft.do(collect, "results home, verified, before the machine goes")
         return
-    draft.do(outcome_of(verdict, assignment), f"the work is {verdict.kind}")
-    spot = row.offer.spot
+    draft.conclude(assignment.task, outcome_of(verdict, assignment), f"the work is {verdict.kind}")
+    spot = row.offer.spot or draft.bench is not None  # a machine of many tasks goes on with the next one
     if verdict.kind == "failed" and policy.hold_s > 0 and not spot and facts.job.held_until is None:
         draft.do(Hold(min(draft.now + policy.hold_s, row.end)), "held for a look")
 
@@ -365,6 +400,8 @@ def outcome_of(verdict: Verdict, assignment: Assignment) -> SetOutcome:
         if assignment.results_lost:
             return SetOutcome(Outcome.FAILED, Reason.FAILED, f"finished, but {assignment.results_lost}", 0)
         return SetOutcome(Outcome.DONE, Reason.DONE, "", 0)
+    if verdict.reason is Reason.STOPPED_EARLY:  # by its reports, which is no failure
+        return SetOutcome(Outcome.DONE, Reason.STOPPED_EARLY, verdict.detail, _code(assignment))
     if verdict.reason is Reason.CANCELLED:
         return SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, verdict.detail, _code(assignment))
     return SetOutcome(Outcome.FAILED, verdict.reason, verdict.detail, _code(assignment))

@@ -86,6 +86,14 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
         raise Refusal("invalid", "workspace is base or own, resume_mode is env or folder")
     if ask.get("resume_from"):
         need_name(ask, "resume_from")
+    for variable, given in need(ask, "files", dict, {}).items():
+        if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "=" in variable:
+            raise Refusal("invalid", "files.%s: not a name and a text" % variable)
+        need_name(given, "name")
+    limit = need(ask, "limit", dict, {})
+    if limit:
+        need(limit, "s", (int, float))
+        need(limit, "why", str)
     digest = [{**stage, "script": hashlib.sha256(stage["script"].encode()).hexdigest()} for stage in stages]
     need(ask, "code", str, "")
     hidden = ("epoch", "nonce", "secrets", "stages")
@@ -95,7 +103,9 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
 
 def same_order(order: dict[str, Any]) -> dict[str, Any]:
     """What makes two orders the same: not when they came, nor what was left of time and money by then."""
-    return {key: value for key, value in order.items() if key not in ("boot_id", "at", "look", "smoke")}
+    return {
+        key: value for key, value in order.items() if key not in ("boot_id", "at", "boot_at", "look", "smoke", "limit")
+    }
 
 
 def order_command(ask: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +147,10 @@ def admit_order(run: Run, ask: dict[str, Any], order: dict[str, Any]) -> None:
     write_whole(run.path("reserve"), os.urandom(64 << 10))  # room for the exit code on a full disk
     if ask.get("secrets"):
         write_whole(run.path("secrets"), to_json(ask["secrets"]))
-    replace(run.path("order.json"), to_json({**order, "boot_id": boot_id(), "at": time.time()}))
+    for given in ask.get("files", {}).values():
+        write_whole(run.path("given." + given["name"]), given["text"].encode("utf-8", "surrogateescape"))
+    now = {"boot_id": boot_id(), "at": time.time(), "boot_at": uptime()}
+    replace(run.path("order.json"), to_json({**order, **now}))
 
 
 def signal_command(ask: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 STAGES = ("setup", "smoke", "run")
+NOTES = ("metrics", "done", "failed")  # what a program writes for us, streamed as its logs are
 
 
 CONTROL = os.path.dirname(os.path.abspath(__file__))  # ~/.gpujob, where this file was pushed to

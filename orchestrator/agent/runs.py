@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.ends import boot_id, uptime
 from orchestrator.agent.files import create_once, list_names, read_json, read_text, replace, to_json
-from orchestrator.agent.layout import HOME, control
+from orchestrator.agent.layout import HOME, NOTES, STAGES, control
 from orchestrator.agent.processes import (
     below,
     carries,
@@ -91,6 +91,16 @@ class Run:
             "out": os.path.join(root, "out", self.key),
             "resume": os.path.join(root, "resume", self.key),
         }
+
+    def log_path(self, name: str) -> str:
+        """A stage's log, or what the program notes: metrics are among its results, marks of items are ours."""
+        return os.path.join(self.folders()["out"], "metrics.jsonl") if name == "metrics" else self.path(name + ".log")
+
+    def logs(self) -> list[str]:
+        """Names of the logs that are there."""
+        if self.order is None:
+            return []
+        return [name for name in STAGES + NOTES if os.path.isfile(self.log_path(name))]
 
     def pids(self) -> dict[int, int]:
         """pid -> start of everything of this run but its wrapper: descendants, remembered ones, marked ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ from orchestrator.agent.deadman import current_notice
 from orchestrator.agent.ends import Deadline, boot_id, uptime
 from orchestrator.agent.files import list_names, read_text, size_of, to_json
 from orchestrator.agent.launch import own_version
-from orchestrator.agent.layout import CONTROL, PROTOCOL, STAGES, control
+from orchestrator.agent.layout import CONTROL, PROTOCOL, control
 from orchestrator.agent.machine import disk
 from orchestrator.agent.processes import supervisor_pid
 from orchestrator.agent.runs import Run, all_runs
@@ -22,7 +21,6 @@ LINE_LIMIT = 60 << 10  # a status line of `follow` is shortened to this, under t
 def run_status(run: Run) -> dict[str, Any]:
     state, stage = run.state()
     ended, claim, signalled = run.ended, run.claim(), run.signalled
-    logs = [name for name in STAGES if os.path.exists(run.path(name + ".log"))]
     answer = {
         "state": state,
         "stage": stage,
@@ -31,7 +29,7 @@ def run_status(run: Run) -> dict[str, Any]:
         "dead": ended is not None,
         "closed": run.closed,
         "started": claim["at"] if claim else 0.0,
-        "logs": {name: size_of(run.path(name + ".log")) for name in logs},
+        "logs": {name: size_of(run.log_path(name)) for name in run.logs()},
         "checkpoints": checkpoints_of(run),
     }
     if ended:

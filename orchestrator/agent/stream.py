@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.agent.asks import need, prove_machine
 from orchestrator.agent.ends import uptime
 from orchestrator.agent.files import jot, size_of, to_json
-from orchestrator.agent.layout import STAGES, control
+from orchestrator.agent.layout import control
 from orchestrator.agent.runs import all_runs
 from orchestrator.agent.status import shortened, status_command
 
@@ -106,9 +106,9 @@ class Stream:
 
         busy = False
         for run in all_runs():
-            for stage in STAGES:
+            for stage in run.logs():
                 name = "%s/%s" % (run.key, stage)
-                path, offset = run.path(stage + ".log"), self.logs.get(name, 0)
+                path, offset = run.log_path(stage), self.logs.get(name, 0)
                 if size_of(path) <= offset:
                     continue
                 with open(path, "rb") as file:

@@ -20,7 +20,7 @@ from orchestrator.agent.files import jot, note, read_json, replace, to_json
 from orchestrator.agent.launch import own_version, spawn_detached, start_in_tmux
 from orchestrator.agent.layout import PROTOCOL, control
 from orchestrator.agent.processes import look_at, spare_from_oom
-from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run, all_runs, end_run
+from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run, all_runs, end_run, request_signal
 from orchestrator.agent.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ class Supervisor:
 
     def watch(self, run: Run) -> None:
         request = run.signalled
+        limit = (run.order or {}).get("limit")
+        if limit and request is None and run.order and uptime() - run.order["boot_at"] >= limit["s"]:
+            request = request_signal(run, limit["why"], float(run.order.get("grace_s") or 0.0))
         if request and uptime() > request["kill_at"] + 5.0:
             run.kill(1.0)  # its wrapper should have; stopped or stuck
         scan, due = self.scans.get(run.key) or (CheckpointScan(run), 0.0)

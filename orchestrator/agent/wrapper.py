@@ -140,6 +140,9 @@ class Wrapper:
             resume = os.path.join(at["ckpt" if order.get("resume_mode") == "folder" else "resume"], resume)
         cards: str | None = user.get("CUDA_VISIBLE_DEVICES")
         gpus = len([c for c in cards.split(",") if c.strip()]) if cards is not None else len(gpu_rows())
+        given = {name: self.run.path("given." + file["name"]) for name, file in order.get("files", {}).items()}
+        if "GPUJOB_ITEMS" in given:
+            given.update({"GPUJOB_DONE": self.run.log_path("done"), "GPUJOB_FAILED": self.run.log_path("failed")})
         return {
             **base,
             "PYTHONUNBUFFERED": "1",
@@ -153,11 +156,12 @@ class Wrapper:
             "GPUJOB_DATA": at["data"],
             "GPUJOB_CKPT": at["ckpt"],
             "GPUJOB_OUT": at["out"],
-            "GPUJOB_METRICS": os.path.join(at["out"], "metrics.jsonl"),
+            "GPUJOB_METRICS": self.run.log_path("metrics"),
             "GPUJOB_RESUME_FROM": resume,
             "GPUJOB_NUM_GPUS": str(gpus),
             "GPUJOB_CPUS": str(cpu_count()),
             "GPUJOB_DEADLINE": str(int(deadline.end)) if deadline else "",
+            **given,
         }
 
     def stage(self, spec: dict[str, Any], env: dict[str, str]) -> int:

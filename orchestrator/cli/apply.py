@@ -206,6 +206,7 @@ def job_document(prepared: Prepared, owner: str, spool: str) -> dict[str, Any]:
         "play": plan.play,
         "data_manifests": summaries(prepared.data),
         "results_dir": prepared.results_dir,
+        "tasks": [{"id": t.id, "params": dict(t.params), "items": list(t.items)} for t in prepared.tasks],
         "secrets": list(spec.secrets),
         "spool": spool,
     }

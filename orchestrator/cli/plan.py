@@ -22,6 +22,7 @@ from orchestrator.home import Home
 
 if TYPE_CHECKING:
     from jobspecs.schema import GitSource, JobSpec
+    from jobspecs.sweep import Wanted
     from orchestrator.config import Config
     from orchestrator.datasets import Manifest
     from orchestrator.history import History
@@ -42,6 +43,7 @@ class Prepared:
     snapshot: Snapshot | None
     results_dir: str
     plan: Plan
+    tasks: tuple[Wanted, ...] = ()  # of a sweep, a batch, replicas
     nothing: tuple[tuple[str, int], ...] = ()  # where nobody offers anything: key of the spec -> offers that it removes
     data: Mapping[str, Manifest] = field(default_factory=dict)  # path on the machine -> what lands there
     bigger: Offer | None = None  # where every card asked for is too small: the cheapest machine that holds the model
@@ -116,6 +118,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     data = manifests_of(home, spec, loaded.base_dir) if spec.data else {}
     names, ask = provider_names(spec, config), ask_of(spec)
     document = to_document(spec)
+    tasks = tasks_for(spec, loaded.base_dir)
     rests, history = known(home, spec.name)
     plan = make_plan(
         spec,
@@ -128,6 +131,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         Exchange(config.currency, config.rates_to),
     )
     return Prepared(
+        tasks=tasks,
         loaded=loaded,
         document=document,
         spec_hash=spec_hash(spec),
@@ -138,6 +142,36 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         nothing=_nothing(home, config, plan, ask),
         bigger=_bigger(home, config, plan),
     )
+
+
+def tasks_for(spec: JobSpec, base_dir: Path) -> tuple[Wanted, ...]:
+    """The legs, slices or replicas that the spec asks for, with the files that it names as they are now."""
+    from jobspecs.problems import Refusal
+    from jobspecs.sweep import legs, replicas, sampled, slices
+    from orchestrator.matching import below, items_of
+
+    root = base_dir / Path(spec.workdir).expanduser() if isinstance(spec.workdir, str) else None
+    try:
+        if spec.sweep is not None:
+            if sampled(spec.sweep) and spec.sweep.search.method == "tpe":
+                _require_tpe(spec)
+            return legs(spec.sweep, lambda pattern: below(root, pattern))
+        if spec.batch is not None:
+            sources = {each.path: base_dir / Path(each.source).expanduser() for each in spec.data}
+            return slices(items_of(root, sources, spec.batch.items), spec.batch.slice)
+    except Refusal as refusal:
+        where = f"{spec.name}: {'sweep' if spec.sweep is not None else 'batch'}"
+        raise CliError(refusal.reason, where=where, next=refusal.hint) from None
+    return replicas(spec.replicas) if spec.replicas is not None else ()
+
+
+def _require_tpe(spec: JobSpec) -> None:
+    from orchestrator.tpe import NoOptuna, require
+
+    try:
+        require()
+    except NoOptuna as error:
+        raise CliError(str(error), where=f"{spec.name}: sweep.search") from None
 
 
 def _nothing(home: Home, config: Config, plan: Plan, ask: Ask) -> tuple[tuple[str, int], ...]:

@@ -427,7 +427,7 @@ class Box:
         end = self.told_end if self.confirmed else self.end
         deadline = None if end is None else {"end": end, "grace": self.grace_s, "confirmed": self.confirmed}
         return {
-            "ok": True, "protocol": 1, "nonce": self.nonce, "epoch": self.epoch, "supervisor": not self.agent_dead,
+            "ok": True, "protocol": 2, "nonce": self.nonce, "epoch": self.epoch, "supervisor": not self.agent_dead,
             "boot_id": f"{self.id}.{self.boots}", "deadline": deadline,
             "notice": None if self.notice is None else {"at": self.notice, "action": "terminate"},
             "runs": {key: run.shown() for key, run in self.runs.items()},

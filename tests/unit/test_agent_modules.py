@@ -67,7 +67,7 @@ def test_the_joined_file_defines_every_name_once_and_imports_only_the_standard_l
     assert sorted(names) == sorted(set(names))
     assert imported <= sys.stdlib_module_names
     assert len(agent_version()) == 16
-    assert PROTOCOL == 1
+    assert PROTOCOL == 2
 
 
 def test_every_module_of_the_agent_is_in_the_joined_file_after_those_that_it_imports() -> None:

@@ -556,12 +556,10 @@ def test_a_wrong_default_is_blamed_on_the_config() -> None:
 
 
 def test_a_problem_found_later_is_put_at_its_key() -> None:
-    located = load_located(
-        BASE + "data:\n  - {from: s3://b/x, path: x}\nsweep: {list: [{a: 1}], budget: 5}\n", "job.yaml"
-    )
+    located = load_located(BASE + "data:\n  - {from: s3://b/x, path: x}\nnotify: [me]\n", "job.yaml")
     placed = [located.place(problem) for problem in unserved(located.spec)]
     assert sorted((problem.line, problem.column, problem.key) for problem in placed) == [
-        (5, 6, "data[0].from"), (6, 1, "sweep"),
+        (5, 6, "data[0].from"), (6, 1, "notify"),
     ]  # fmt: skip
     assert all(problem.file == "job.yaml" for problem in placed)
 
