@@ -4,6 +4,7 @@
     python tools/sim.py --crash [--faults K]                  a kill at every tap, alone and with K worlds of faults
     python tools/sim.py --scopes DEPTH                        every sequence of provider answers up to that depth
     python tools/sim.py --marks                               every fault in every shape and phase, aimed
+    python tools/sim.py --record                              facts and decisions that tests/sim replays, written anew
     python tools/sim.py --mutants [NAME ...]                  each one-line mutant against the suite that must kill it
     python tools/sim.py --nightly MINUTES [--seed N]          seeds and crashes until the time is over
 
@@ -41,14 +42,20 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--scopes", type=int, default=0, metavar="DEPTH")
     parser.add_argument("--marks", action="store_true")
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--mutants", nargs="*")
-    parser.add_argument("--kill", nargs="*", help="one suite of the mutants: seeds A B, or crash")
+    parser.add_argument("--kill", nargs="*", help="one suite of the mutants: seeds A B, crash, or scopes DEPTH")
     parser.add_argument("--nightly", type=float, default=0.0)
     args = parser.parse_args()
     if args.mutants is not None:
         from sim_mutants import run_mutants
 
         return run_mutants(ROOT, args.mutants, args.jobs)
+    if args.record:
+        from sim_replay import write_all
+
+        print(f"{write_all()} decisions recorded")
+        return 0
     if args.kill:
         return kill(*args.kill)
     if args.scopes:
@@ -89,6 +96,11 @@ def kill(suite: str, *numbers: str) -> int:
         from sim_crash import count_taps, run_nominal
 
         results = (run_nominal((n,)) for n in range(1, count_taps() + 1, 3))
+    elif suite == "scopes":
+        from sim_scopes import CLOUDS, OPENS, under
+
+        depth = int(*numbers)
+        results = (found for scope in OPENS for cloud in CLOUDS for found in under((), scope, depth, cloud))
     else:
         first, last = map(int, numbers)
         results = (run_seed(seed) for seed in range(first, last))
