@@ -38,6 +38,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "ssh": ("open a shell on the job's machine", "shell"),
     "attach": ("look into the job's terminal (tmux)", "shell"),
     "forward": ("forward the job's ports to this computer", "shell"),
+    "compare": ("the legs of a sweep side by side, and the best: table, CSV, JSON, one HTML page", "compare"),
     "pull": ("copy results or other files of a job to this computer", "pull"),
     "cancel": ("end jobs: save, bring results home, release", "change"),
     "down": ("the same as cancel", "change"),
@@ -62,7 +63,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset("compare top".split())
+LATER = frozenset(["top"])
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {
