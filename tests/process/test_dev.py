@@ -64,3 +64,52 @@ def test_an_unknown_command_shows_what_there_is(bare: tuple[Path, Path]) -> None
     assert "'tset'" in done.stderr
     assert "test [ARGS]" in done.stderr
     assert done.stdout == ""
+
+
+NEEDED = ("ssh", "ssh-keygen", "sshd", "rsync", "tmux", "git", "bwrap", "ps")
+
+
+def installed(checkout: Path, path: Path) -> Path:
+    """Make the bare checkout one whose .venv is up to date, beside an apt-get that only notes what it is asked for."""
+    for name in ("pyproject.toml", "requirements/build.txt", "requirements/runtime.txt", "requirements/dev.txt"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("x\n")
+    scripts = {checkout / ".venv/bin/python": 'echo "python $*"', path / "id": "echo 0"}
+    scripts |= {path / name: "true" for name in NEEDED}
+    scripts[path / "apt-get"] = f'echo "$*" >>"{path}/asked"'
+    (checkout / ".venv/bin").mkdir(parents=True)
+    for script, body in scripts.items():
+        script.unlink(missing_ok=True)
+        script.write_text(f"#!/bin/sh\n{body}\n")
+        script.chmod(0o755)
+    for name in ("env", "mktemp", "rm"):
+        found = shutil.which(name)
+        assert found is not None
+        (path / name).symlink_to(found)
+    for which, stamp in (("runtime", ".gpujob-stamp"), ("dev", ".gpujob-stamp-dev")):
+        words = "cat pyproject.toml requirements/build.txt requirements/$0.txt | cksum"
+        done = subprocess.run(["bash", "-c", words, which], cwd=checkout, capture_output=True, text=True, check=True)
+        (checkout / ".venv" / stamp).write_text(done.stdout)
+    return path / "asked"
+
+
+def test_only_the_tests_ask_for_a_browser_and_go_on_without(bare: tuple[Path, Path]) -> None:
+    checkout, path = bare
+    asked = installed(checkout, path)
+    done = run_dev(checkout, "docs", path=path)
+    assert (done.returncode, asked.exists()) == (0, False), done.stderr
+    done = run_dev(checkout, "test", "tests/unit", path=path)
+    assert done.returncode == 0, done.stderr
+    assert asked.read_text().splitlines() == ["-qq update", "-qq install -y --no-install-recommends chromium"]
+    assert "there is no Chromium" in done.stderr
+    assert "python -m pytest -n 2 --dist loadfile tests/unit" in done.stdout
+    run_dev(checkout, "test", path=path)
+    assert len(asked.read_text().splitlines()) == 2  # tried once
+
+
+def test_a_browser_that_is_there_is_not_asked_for(bare: tuple[Path, Path]) -> None:
+    checkout, path = bare
+    asked = installed(checkout, path)
+    (path / "google-chrome").symlink_to("rsync")
+    done = run_dev(checkout, "test", path=path)
+    assert (done.returncode, asked.exists(), "Chromium" in done.stderr) == (0, False, False), done.stderr
