@@ -145,7 +145,7 @@ class Executor:
         failed: dict[str, str] = {}
         for name in effect.providers:
             try:
-                offers += self._providers.get(name).offers(effect.ask)
+                offers += self._providers.get(name).offers(effect.ask.at(name))
             except ProviderError as error:
                 failed[name] = f"{error.kind}: {error}"
         if failed and not offers:
@@ -169,7 +169,7 @@ class Executor:
         key = ssh.new_key(self._home.rental(rental.id))
         keep_rental(self._home, rental)
         tag = Tag(self._deployment, rental.id, job.id, job.owner)
-        boot = Boot(hook, key, image=context.policy.ask.image, disk=context.policy.ask.disk_min)
+        boot = Boot(hook, key, image=context.policy.ask.at(provider.name).image, disk=context.policy.ask.disk_min)
         return {"instance": provider.create(rental.offer, tag, rental.end, boot)}
 
     def look(self, context: Context) -> Mapping[str, Any]:

@@ -41,6 +41,7 @@ TOLD = (
     "incomplete",
     "notice",
     "rebalance",
+    "image",
     "signal",
     "exit",
     "saving",

@@ -32,7 +32,8 @@ Record = dict[str, Any]
 def order_of(context: Context) -> Order:
     """What the rental was taken for."""
     assert context.rental is not None
-    offer, spec, ask = context.rental.offer, context.spec, context.policy.ask
+    offer, spec = context.rental.offer, context.spec
+    ask = context.policy.ask.at(offer.provider)
     known = next((gpu for gpu in GPU_CLASSES if gpu.name == offer.gpu), None)
     compute = known.compute if known is not None else ""
     nvidia = not compute.startswith("gfx")

@@ -35,6 +35,7 @@ def ask_of(spec: JobSpec) -> Ask:
         regions=regions,
         spot=_spot(spec),
         image=image,
+        images=tuple(sorted(spec.image.items())) if isinstance(spec.image, dict) else (),
     )
 
 

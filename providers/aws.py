@@ -125,6 +125,7 @@ class AwsProvider:
     def offers(self, ask: Ask) -> tuple[Offer, ...]:
         """One offer for each type, zone and market."""
         own_image(ask.image)
+        # A docker image needs an image with docker: the one for GPUs has it, and runs without one as well.
         return self._catalog.offers(ask, self._regions, gigabytes(ask.disk_min, DISK_MIN_GB))
 
     def create(self, offer: Offer, tag: Tag, end: float, boot: Boot) -> Instance:
@@ -137,7 +138,8 @@ class AwsProvider:
         if place is None:
             raise Invalid(f"this account has no subnet in {zone}", provider=self.name, what="create")
         self._api.turn(region, "create")
-        image = self._images.find(region, own_image(boot.image or offer.image), offer.gpu_count > 0)
+        own = "" if offer.container else own_image(boot.image or offer.image)
+        image = self._images.find(region, own, offer.gpu_count > 0 or bool(offer.container))
         self._make_key(region, tag, boot.public_key.strip())
         group = self._make_group(region, tag, place[1])
         request = self._launch(offer, tag, boot, kind, zone, place[0], group, image)

@@ -3,7 +3,8 @@
 Rules
 - Without `image`: Amazon's Deep Learning image with PyTorch for GPUs, Ubuntu's own for CPUs, by the public parameters
   that always name the newest one.
-- `image` is an id (`ami-...`) or such a parameter (`ssm:/aws/service/...`); anything else is a docker image.
+- `image` is an id (`ami-...`), such a parameter (`ssm:/aws/service/...`), or a docker image, which the agent runs the
+  job in on the default machine image for GPUs, since that one has docker.
 - Every disk of an image goes with its machine, whatever the image says.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from providers.aws_api import NAME, Api, unreadable
+from providers.base import is_docker_image
 from providers.errors import Invalid
 from providers.fields import at, rows, text, whole
 
@@ -55,11 +57,13 @@ class Image:
 
 
 def own_image(name: str) -> str:
-    """`name` where it is an image of Amazon's or empty. Raises `Invalid` for a docker image."""
+    """`name` where it is an image of Amazon's; empty for the default and for a docker image, which needs that one."""
+    if is_docker_image(name):
+        return ""
     if name and not OWN.fullmatch(name):
         raise Invalid(
-            f"AWS rents virtual machines and cannot start the docker image {name}: leave `image` out there, or give "
-            "one of its own, as in `image: {aws: ami-0123456789abcdef0}`",
+            f"AWS has no image {name!r}: write `ami-0123456789abcdef0`, `ssm:/aws/service/...`, or a docker image with "
+            f"its registry or tag, such as docker.io/library/{name}",
             provider=NAME, what="offers",
         )  # fmt: skip
     return name

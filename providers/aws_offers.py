@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from providers import aws_prices
 from providers.aws_api import NAME, Api
-from providers.base import Ask, GpuRow, Offer
+from providers.base import Ask, GpuRow, Offer, is_docker_image
 from providers.cards import identify
 from providers.errors import Ambiguous, ProviderError
 from providers.fields import at, number, parsed, per_hour, rows, text, whole
@@ -112,7 +112,8 @@ class Catalog:
             provider=NAME, account="default", region=region, key=f"{kind.name}/{zone}", spot=spot, hourly=hourly,
             currency="USD", gpu=kind.gpu.name if kind.gpu else "", gpu_count=kind.count if kind.gpu else 0,
             vram_gb=kind.gpu.vram_gb if kind.gpu else 0, cpus=kind.cpus, memory=kind.memory, disk=disk * 10**9,
-            pool=f"{kind.name}/{zone}/{'spot' if spot else 'on-demand'}", image=ask.image, min_billing_s=60,
+            pool=f"{kind.name}/{zone}/{'spot' if spot else 'on-demand'}", image="" if is_docker_image(ask.image) else ask.image,
+            container=ask.image if is_docker_image(ask.image) else "", min_billing_s=60,
         )  # fmt: skip
 
     # --- AWS's own lists ----------------------------------------------------------------------------------------------

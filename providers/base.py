@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -81,6 +81,18 @@ class Ask:
     regions: tuple[str, ...] = ()  # empty: all
     spot: bool | None = None  # None: both
     image: str = ""  # empty: the provider's default
+    images: tuple[tuple[str, str], ...] = ()  # provider -> its own image, where the spec names them so
+
+    def at(self, provider: str) -> Ask:
+        """The ask as one provider is given it: with the image that is meant for it."""
+        if not self.images:
+            return self
+        return replace(self, image=dict(self.images).get(provider, self.image), images=())
+
+
+def is_docker_image(name: str) -> bool:
+    """Whether an image is one of docker's, not a provider's own word: with a registry's path or a tag."""
+    return ("/" in name or ":" in name) and not name.startswith("ssm:/")
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,8 @@ class Offer:
     memory: int = 0
     disk: int = 0
     pool: str = ""  # what fills up and is reclaimed together: rests after a refusal or a reclaim
-    image: str = ""
+    image: str = ""  # what the provider starts: an own image, or on container companies a docker image
+    container: str = ""  # a docker image that the agent runs the job in, on a machine that the provider starts as usual
     min_billing_s: int = 0
     billing_step_s: int = 1
     stand_in: bool = False  # the GPU is an imitation (`local`)

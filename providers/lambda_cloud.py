@@ -6,7 +6,8 @@ Rules
 - A launch wants exactly one registered key: each rental registers its own, and a listing shows it as a leftover until
   it is destroyed. The key's name carries deployment, rental and, where 64 characters allow, the region.
 - The boot hook is a systemd service of `ubuntu`, installed by user data, at every boot.
-- `image` names one of Lambda's own images, by family or id; a docker image is refused before anything is rented.
+- `image` names one of Lambda's own images, by family or id; in a docker image the agent runs the job, on the default
+  image, which has docker.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from providers.base import (
     Ref,
     Resource,
     Tag,
+    is_docker_image,
 )
 from providers.cards import identify
 from providers.errors import (
@@ -130,7 +132,8 @@ class LambdaProvider:
 
     def offers(self, ask: Ask) -> tuple[Offer, ...]:
         """Types with free machines, one offer for each region. Raises `Invalid` for a docker image."""
-        image = _image(ask.image)
+        _image(ask.image)
+        docker = is_docker_image(ask.image)
         if ask.spot:
             return ()
         answer = self._rest.call("GET", "/api/v1/instance-types", "offers")
@@ -145,7 +148,15 @@ class LambdaProvider:
                 wanted = (not ask.regions or place in ask.regions) and (not self._only or place in self._only)
                 if kind is not None and place and wanted:
                     pool = f"{name}/{place}"
-                    found += (Offer(**kind, region=place, pool=pool, image=ask.image if image else ""),)
+                    found += (
+                        Offer(
+                            **kind,
+                            region=place,
+                            pool=pool,
+                            image="" if docker else ask.image,
+                            container=ask.image if docker else "",
+                        ),
+                    )
         self._learn(offer.region for offer in found)
         return found
 
@@ -188,7 +199,7 @@ class LambdaProvider:
         check_tag(tag, self.config, self.name)
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", offer.key):
             raise Invalid(f"Lambda has no type {offer.key!r}", provider=self.name, what="create")
-        image = _image(boot.image or offer.image)
+        image = {} if offer.container else _image(boot.image or offer.image)
         key_name = _key_name(tag, offer.region)
         key_id = self._register(key_name, boot.public_key.strip())
         body: dict[str, Any] = {
@@ -318,12 +329,12 @@ class LambdaProvider:
 
 def _image(name: str) -> dict[str, str]:
     """The launch's `image`; empty for the default. Raises `Invalid` for what is no image of Lambda's."""
-    if not name:
+    if not name or is_docker_image(name):
         return {}
-    if "/" in name or ":" in name or " " in name:
+    if " " in name:
         raise Invalid(
-            f"Lambda rents virtual machines and cannot start the docker image {name}: leave `image` out there, or give "
-            "one of its own by family or id, as in `image: {lambda: lambda-stack-24-04}`",
+            f"Lambda has no image {name!r}: give one of its own by family or id, such as lambda-stack-24-04, or a docker "
+            "image with its registry or tag",
             provider="lambda", what="offers",
         )  # fmt: skip
     is_id = re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", name)

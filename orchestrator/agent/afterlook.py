@@ -82,7 +82,10 @@ def job_python(work: str) -> list[str]:
 class EnvironmentLook:
     """The job's own Python under way; `wanted` is the order's `look`. Nothing of it stays behind `end`."""
 
-    def __init__(self, run: str, work: str, env: dict[str, str], wanted: dict[str, Any]) -> None:
+    def __init__(
+        self, run: str, work: str, env: dict[str, str], wanted: dict[str, Any], inside: list[str] | None = None
+    ) -> None:
+        """`inside`: the words that start a program in the run's container, where it has one."""
         self.run, self.wanted, self.visible = run, wanted, env.get("CUDA_VISIBLE_DEVICES")
         self.began = uptime()
         self.out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -90,9 +93,9 @@ class EnvironmentLook:
         cards = str(wanted.get("gpus") or 0)
         with contextlib.suppress(OSError):  # no such Python: nothing is known
             self.process = subprocess.Popen(
-                [*job_python(work), "-c", JOB_PROBE, cards],
+                [*(inside or []), *job_python(work), "-c", JOB_PROBE, cards],
                 cwd=work,
-                env=env,
+                env=env if inside is None else None,
                 stdin=subprocess.DEVNULL,
                 stdout=self.out,
                 stderr=subprocess.DEVNULL,

@@ -28,6 +28,7 @@ MODULES = (
     "stage_log",
     "afterlook",
     "smoke",
+    "container",
     "wrapper",
     "metadata",
     "deadman",

@@ -94,6 +94,8 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
     if limit:
         need(limit, "s", (int, float))
         need(limit, "why", str)
+    if ask.get("container") is not None:
+        check_container(need(ask, "container", dict))
     digest = [{**stage, "script": hashlib.sha256(stage["script"].encode()).hexdigest()} for stage in stages]
     need(ask, "code", str, "")
     hidden = ("epoch", "nonce", "secrets", "stages")
@@ -106,6 +108,17 @@ def same_order(order: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in order.items() if key not in ("boot_id", "at", "boot_at", "look", "smoke", "limit")
     }
+
+
+def check_container(box: dict[str, Any]) -> None:
+    image = need(box, "image", str)
+    if not image or image.startswith("-") or not image.isprintable() or " " in image:
+        raise Refusal("invalid", "container.image: %r is no image" % image)
+    need(box, "gpus", int, 0)
+    need(box, "shm_bytes", int, 0)
+    for path in need(box, "mounts", list, []):
+        if not isinstance(path, str) or not os.path.isabs(path) or ":" in path:
+            raise Refusal("invalid", "container.mounts: %r is no absolute path" % (path,))
 
 
 def order_command(ask: dict[str, Any]) -> dict[str, Any]:

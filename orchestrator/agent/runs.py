@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.agent.ends import boot_id, uptime
 from orchestrator.agent.files import create_once, list_names, read_json, read_text, replace, to_json
 from orchestrator.agent.layout import HOME, NOTES, STAGES, control
+from orchestrator.agent.machine import output_of
 from orchestrator.agent.processes import (
     below,
     carries,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOT_STARTED_RC = 125  # of a run that we could not start; 137 is a run whose wrapper was killed
+REMOVE_S = 5.0  # a docker that hangs must not hold up a dead-man
 CLOSE_S = 10.0  # how long `close` waits for the dead
 
 
@@ -119,7 +121,16 @@ class Run:
         return {pid: procs[pid].start for pid in found if pid in procs}
 
     def kill(self, seconds: float, pump: Callable[[], None] = lambda: time.sleep(0.05)) -> bool:
+        """Everything of the run; in a container what carries its marks first, then the container with all the rest."""
+        if os.path.exists(self.path("container")):
+            kill_all(self.marked, seconds, pump)
+            remove_container(self)
         return kill_all(self.pids, seconds, pump)
+
+    def marked(self) -> dict[int, int]:
+        """pid -> start of what was started with the run's marks, wherever it is now."""
+        marks = ("GPUJOB_RUN=" + self.key, "GPUJOB_MACHINE=" + machine_mark())
+        return {pid: proc.start for pid, proc in look_at_all().items() if carries(pid, *marks)}
 
     def finish(self, **fields: Any) -> bool:
         """Write ended.json (once); False where somebody else had."""
@@ -158,6 +169,17 @@ class Run:
         elif claim:
             rc = 0 if codes and all(code == 0 for _, code in codes) else 137
         return {"stage": stage, "rc": rc, "signalled": signalled and signalled["why"]}
+
+
+def remove_container(run: Run) -> None:
+    """End a run's container; harmless where there is none."""
+    known = read_json(run.path("container"))
+    if known:
+        program = [str(word) for word in known["program"]]
+        output_of([*program, "kill", "--signal", "KILL", known["name"]], REMOVE_S)
+        if output_of([*program, "rm", "-f", known["name"]], REMOVE_S):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(run.path("container"))
 
 
 def all_runs() -> list[Run]:

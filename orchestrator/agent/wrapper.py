@@ -14,12 +14,21 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.afterlook import EX_CONFIG, EnvironmentLook
+from orchestrator.agent.container import Container, container_program
 from orchestrator.agent.ends import Deadline, boot_id, uptime
 from orchestrator.agent.events import record_event
 from orchestrator.agent.files import create_once, jot, note, read_text, replace, to_json
 from orchestrator.agent.layout import control
 from orchestrator.agent.machine import cpu_count, free_port, gpu_rows
-from orchestrator.agent.processes import become_subreaper, look_at, look_at_all, machine_mark, send, spare_from_oom
+from orchestrator.agent.processes import (
+    become_subreaper,
+    kill_all,
+    look_at,
+    look_at_all,
+    machine_mark,
+    send,
+    spare_from_oom,
+)
 from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run
 from orchestrator.agent.smoke import SmokeWatch, extrapolated
 from orchestrator.agent.stage_log import LOG_LIMIT, StageLog
@@ -61,6 +70,8 @@ class Wrapper:
         self.tree = ""
         self.look: EnvironmentLook | None = None
         self.smoke: SmokeWatch | None = None
+        self.box: Container | None = None
+        self.told_image = False
 
     def main(self) -> None:
         stage: str | None = None
@@ -69,6 +80,11 @@ class Wrapper:
             env = self.environment(json.loads(read_text(self.run.path("secrets")) or "{}"))
             self.run.forget_secrets()
             self.make_folders()
+            if self.order.get("container"):
+                program = container_program()
+                if program is None:
+                    raise RuntimeError("this machine has no docker that its login may use: leave `image` out there")
+                self.box = Container(self.run, self.order["container"], program)
             for spec in self.order["stages"]:
                 if spec["name"] != "setup" and stage in (None, "setup"):
                     rc = self.look_around(env, stage or spec["name"])
@@ -144,7 +160,7 @@ class Wrapper:
         if "GPUJOB_ITEMS" in given:
             given.update({"GPUJOB_DONE": self.run.log_path("done"), "GPUJOB_FAILED": self.run.log_path("failed")})
         return {
-            **base,
+            **({} if order.get("container") else base),  # an image brings its own PATH and libraries
             "PYTHONUNBUFFERED": "1",
             "MASTER_PORT": str(free_port()),
             **user,
@@ -166,7 +182,9 @@ class Wrapper:
 
     def stage(self, spec: dict[str, Any], env: dict[str, str]) -> int:
         """One stage from start to the last of its processes; returns its exit code, which is on disk by then."""
-        run, name, once = self.run, spec["name"], spec.get("once") or None
+        run, name = self.run, spec["name"]
+        # What setup did to an image is gone with the container of that run.
+        once = None if self.box is not None else spec.get("once") or None
         if self.obey() or run.closed:
             return exit_code(-self.signal_number())
         began = uptime()
@@ -189,7 +207,12 @@ class Wrapper:
             return 0
         if not os.path.isdir(at["work"]):
             self.copy(at["base"], at["work"])
-        look = self.look = EnvironmentLook(self.run.key, at["work"], env, wanted)
+        inside = None
+        if self.box is not None:
+            if not os.path.exists(self.run.path("started")):
+                return 0  # its container starts with the first stage
+            inside = self.box.inside(at["work"], env)
+        look = self.look = EnvironmentLook(self.run.key, at["work"], env, wanted, inside)
         while look.stops and not look.done() and not self.obey():
             time.sleep(0.02)
         if not look.stops:
@@ -249,12 +272,19 @@ class Wrapper:
             time.sleep(0.02)  # file times come from the kernel's tick of up to 10 ms
             self.insist(lambda: replace(run.path("prepared"), b""))  # `changed` counts from here, by ctime
         self.log = log = StageLog(run.path(name + ".log"), self.order.get("log_limit") or LOG_LIMIT)
-        self.read_fd, write_fd = os.pipe()
+        argv, folder = ["bash", "-eo", "pipefail", run.path(name + ".sh")], at["base" if name == "setup" else "work"]
+        if self.box is None:
+            self.read_fd, write_fd = os.pipe()
+        else:
+            argv, env = self.box.stage(name, folder, env), dict(os.environ)
+            # Open both ways, so that it never ends while the container starts.
+            self.read_fd = os.open(self.box.pipe(name), os.O_RDWR)
+            write_fd = os.open(self.box.pipe(name), os.O_WRONLY)
         self.silent, self.pause = False, 0.001
         os.set_blocking(self.read_fd, False)
         leader = self.leader = subprocess.Popen(
-            ["bash", "-eo", "pipefail", run.path(name + ".sh")],
-            cwd=at["base"] if name == "setup" else at["work"],
+            argv,
+            cwd=folder,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=write_fd,
@@ -267,8 +297,11 @@ class Wrapper:
         self.insist(lambda: replace(run.path(name + ".pid"), b"%d %d\n" % (leader.pid, proc.start if proc else 0)))
         while leader.poll() is None:
             self.pump()
+        if self.box is not None and not self.told_image:
+            self.told_image = True
+            record_event("image", run=run.key, **self.box.image())
         # bash dies of a signal while the program it started is still saving: the grace is the group's
-        while self.kill_at is not None and self.group_lives(leader.pid) and uptime() < self.kill_at:
+        while self.kill_at is not None and self.group_lives(self.target(leader)) and uptime() < self.kill_at:
             self.pump()
         self.end_leftovers()
         while self.drain():
@@ -278,19 +311,28 @@ class Wrapper:
         self.log, self.read_fd, self.leader = None, -1, None
         return exit_code(leader.returncode)
 
+    def target(self, leader: subprocess.Popen[bytes]) -> int:
+        """The process group that a signal is for: the stage's own, inside its container once it is there."""
+        inner = self.box.group() if self.box is not None else None
+        return leader.pid if inner is None else inner
+
+    def left(self) -> dict[int, int]:
+        """What is left of a stage: everything of the run, but for the container that its next stage needs."""
+        return self.others() if self.box is None else self.run.marked()
+
     def group_lives(self, group: int) -> bool:
         return any(proc.group == group for proc in look_at_all().values())
 
     def end_leftovers(self) -> None:
         """Whatever the stage left running, polite first."""
-        left = self.others()
+        left = self.left()
         for pid, start in left.items():
             send(pid, start, signal.SIGTERM)
         until = uptime() + (0.0 if self.kill_at is not None or self.run.closed else LEFTOVER_S)
         while left and uptime() < until:
             self.pump()
-            left = self.others()
-        while left and not self.run.kill(CLOSE_S, self.pump):
+            left = self.left()
+        while left and not kill_all(self.left, CLOSE_S, self.pump):
             note("%s: some processes do not die" % self.run.key)
         self.reap()
 
@@ -341,17 +383,17 @@ class Wrapper:
         """Deliver a requested signal once, and KILL when its grace is over. True: the run is to end."""
         request = self.run.signalled
         leader = self.leader
-        if request and self.delivered is None and (leader is None or self.group_lives(leader.pid)):
+        if request and self.delivered is None and (leader is None or self.group_lives(self.target(leader))):
             self.delivered = request["why"]  # one that exits by itself was not ended by us
             record_event("signal", run=self.run.key, why=self.delivered)
             if leader and uptime() < request["kill_at"]:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(leader.pid, self.signal_number())
+                    os.killpg(self.target(leader), self.signal_number())
         if request:
             self.kill_at = request["kill_at"]
         closed = self.run.closed
         if leader and (closed or (self.kill_at is not None and uptime() >= self.kill_at)):
-            for pid, start in self.run.pids().items():
+            for pid, start in self.left().items():
                 send(pid, start, signal.SIGKILL)
         return closed or request is not None
 

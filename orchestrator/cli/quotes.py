@@ -49,6 +49,7 @@ def _quote(home: Home, config: Config, name: str, ask: Ask | None) -> Quote:
     from providers.registry import get_provider
 
     now, caps = time.time(), None
+    ask = ask.at(name) if ask is not None else None
     try:
         provider = get_provider(name, provider_config(home, config, name))
         caps = provider.caps

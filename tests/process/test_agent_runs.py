@@ -326,4 +326,4 @@ def test_status_without_a_supervisor_still_tells_the_truth(tmp_path: Path) -> No
         assert (status["supervisor"], status["deadline"], status["runs"]) == (False, None, {})
         assert status["nonce"] == machine.nonce
         assert json.dumps(status["disk"]) != ""
-        assert status["protocol"] == 1
+        assert status["protocol"] == 2
