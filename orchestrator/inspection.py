@@ -46,7 +46,7 @@ def order_of(context: Context) -> Order:
         compute=compute if nvidia else "",
         nvlink=known is not None and known.nvlink_gbps > 0 and offer.gpu.endswith(ALWAYS_NVLINK),
         image=ask.image or offer.image,
-        own_image=bool(ask.image),
+        own_image=bool(ask.image) and not offer.container,  # in a container the machine's own programs are ours
         data_bytes=sum(int(m.get("bytes") or 0) for m in manifests),
         data_files=sum(int(m.get("count") or 0) for m in manifests),
         disk=max(ask.disk_min, offer.disk),

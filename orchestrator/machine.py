@@ -34,6 +34,7 @@ from orchestrator import (
 )
 from orchestrator.connections import CALL_S, Connections
 from orchestrator.execute import Context, WorkFailed
+from orchestrator.images import container_of
 from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.mirror import Manifest, listing, prune
@@ -110,6 +111,7 @@ class Machines(Connections):
                 "path": checkpoint.path if checkpoint is not None and checkpoint.path != "." else "",
                 "pattern": checkpoint.pattern if checkpoint is not None else None,
             },
+            **container_of(spec, rental.offer),
         )
         return {"already": answer.get("already", False)}
 

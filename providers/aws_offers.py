@@ -108,12 +108,13 @@ class Catalog:
         return tuple(found)
 
     def _offer(self, kind: Kind, region: str, zone: str, disk: int, hourly: Decimal, spot: bool, ask: Ask) -> Offer:
+        own = "" if is_docker_image(ask.image) else ask.image
         return Offer(
             provider=NAME, account="default", region=region, key=f"{kind.name}/{zone}", spot=spot, hourly=hourly,
             currency="USD", gpu=kind.gpu.name if kind.gpu else "", gpu_count=kind.count if kind.gpu else 0,
             vram_gb=kind.gpu.vram_gb if kind.gpu else 0, cpus=kind.cpus, memory=kind.memory, disk=disk * 10**9,
-            pool=f"{kind.name}/{zone}/{'spot' if spot else 'on-demand'}", image="" if is_docker_image(ask.image) else ask.image,
-            container=ask.image if is_docker_image(ask.image) else "", min_billing_s=60,
+            pool=f"{kind.name}/{zone}/{'spot' if spot else 'on-demand'}", min_billing_s=60,
+            image=own, container="" if own else ask.image,
         )  # fmt: skip
 
     # --- AWS's own lists ----------------------------------------------------------------------------------------------

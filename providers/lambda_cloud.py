@@ -333,8 +333,8 @@ def _image(name: str) -> dict[str, str]:
         return {}
     if " " in name:
         raise Invalid(
-            f"Lambda has no image {name!r}: give one of its own by family or id, such as lambda-stack-24-04, or a docker "
-            "image with its registry or tag",
+            f"Lambda has no image {name!r}: give one of its own by family or id, such as lambda-stack-24-04, or a "
+            "docker image with its registry or tag",
             provider="lambda", what="offers",
         )  # fmt: skip
     is_id = re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", name)

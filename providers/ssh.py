@@ -32,6 +32,7 @@ from providers.base import (
     ProviderConfig,
     Ref,
     Tag,
+    is_docker_image,
 )
 from providers.errors import Ambiguous, AuthFailed, Invalid, NoCapacity
 from providers.fields import at, number, parsed, text, whole
@@ -87,19 +88,28 @@ class SshProvider:
     def offers(self, ask: Ask) -> tuple[Offer, ...]:
         """Hosts that have what is asked, by what was seen when they were added; whether one is in use shows the create.
 
-        Raises `Invalid` for a docker image: the job runs in what the host is.
+        A docker image needs a host that had docker when it was added. Raises `Invalid` where none has.
         """
         if ask.spot:
             return ()
+        hosts = self._hosts
         if ask.image:
-            raise Invalid(
-                f"a machine of your own runs the job as it is, not in the image {ask.image}: leave `image` out there",
-                provider=self.name, what="offers",
-            )  # fmt: skip
-        found = (self._offer(name, block) for name, block in self._hosts.items())
+            hosts = {name: block for name, block in hosts.items() if str(block.get("docker")).lower() == "true"}
+            if not is_docker_image(ask.image):
+                raise self._no_image(ask.image, "it has no registry or tag")
+            if not hosts:
+                raise self._no_image(ask.image, "none had docker when it was added")
+        found = (self._offer(name, block, ask.image) for name, block in hosts.items())
         return tuple(offer for offer in found if offer is not None and _satisfies(offer, ask))
 
-    def _offer(self, name: str, block: Mapping[str, Any]) -> Offer | None:
+    def _no_image(self, image: str, why: str) -> Invalid:
+        return Invalid(
+            f"your machines cannot run the job in the image {image}: {why}. Leave `image` out there, or install docker "
+            "and the NVIDIA container toolkit, then `gpujob host add` it again",
+            provider=self.name, what="offers",
+        )  # fmt: skip
+
+    def _offer(self, name: str, block: Mapping[str, Any], image: str) -> Offer | None:
         gpu, (price, currency) = str(block.get("gpu") or ""), _price(block)
         row = next((row for row in self.config.gpus if row.name == gpu), None)
         if gpu and row is None:
@@ -110,6 +120,7 @@ class SshProvider:
             price or Decimal("0.0001"), currency,
             gpu=gpu, gpu_count=max(1, whole(block.get("count"))) if row else 0, vram_gb=row.vram_gb if row else 0,
             cpus=whole(block.get("cpus")), memory=whole(block.get("memory")), disk=whole(block.get("disk")), pool=name,
+            container=image,
         )  # fmt: skip
 
     def create(self, offer: Offer, tag: Tag, end: float, boot: Boot) -> Instance:

@@ -85,8 +85,26 @@ def probe(ask: dict[str, Any]) -> dict[str, Any]:
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disk": shutil.disk_usage(HOME).free,
         "gpus": [line.rpartition(",")[::2] for line in gpus.splitlines() if "," in line],
+        "docker": has_docker(),
         "lacks": [name for name in ("rsync", "tmux", "setsid") if shutil.which(name) is None],
     }
+
+
+def has_docker() -> bool:
+    """Whether the login may use docker or podman, by itself or by sudo, as the agent will."""
+    for name in ("docker", "podman"):
+        for prefix in ([], ["sudo", "-n"]):
+            if shutil.which(name) is not None and answers([*prefix, name, "version"]):
+                return True
+    return False
+
+
+def answers(argv: list[str]) -> bool:
+    try:
+        null = subprocess.DEVNULL
+        return subprocess.run(argv, stdin=null, stdout=null, stderr=null, timeout=20).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def create(ask: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class Container:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.pipe(name))
         os.mkfifo(self.pipe(name), 0o600)
-        os.makedirs(self.home, exist_ok=True)
+        for path in (self.home, *self.ask.get("mounts", [])):
+            if not os.path.exists(path):  # docker would make it, as root
+                os.makedirs(path)
         lines = ["export %s=%s" % (key, shlex.quote(value)) for key, value in env.items() if VARIABLE.match(key)]
         replace(self.run.path(name + ".env"), "\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
         return ["bash", "-c", self.script(name, folder)]

@@ -13,9 +13,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.asks import need, need_name, need_run
+from orchestrator.agent.container import image_of
 from orchestrator.agent.layout import HOME, Refusal
 from orchestrator.agent.machine import cpu_count, disk, memory, nvidia_smi, output_of
-from orchestrator.agent.runs import job_folder
+from orchestrator.agent.runs import Run, all_runs, job_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,6 +114,12 @@ def changed_command(ask: dict[str, Any]) -> dict[str, Any]:
     return {"ok": True, "base": top, "files": files}
 
 
+def newest_first(job: str | None) -> list[Run]:
+    """The runs of a job on this machine."""
+    found = [(run.order["at"], run) for run in all_runs() if run.order is not None and run.order["job"] == job]
+    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
 def environment_command(ask: dict[str, Any]) -> dict[str, Any]:
     """What results depend on. With `job`, torch and the packages are those of the job's own virtual environment."""
     work = os.path.join(job_folder(need_name(ask, "job")), "work", "base") if ask.get("job") else HOME
@@ -140,6 +147,7 @@ def environment_command(ask: dict[str, Any]) -> dict[str, Any]:
         "pip": output_of([python, "-m", "pip", "freeze"], 60.0).splitlines(),
         "python": output_of([python, "-c", "import platform; print(platform.python_version())"], 20.0).strip(),
         "kernel": os.uname().release,
+        "image": next((image_of(run) for run in newest_first(ask.get("job")) if image_of(run)), None),
         "hostname": os.uname().nodename,
         "cpus": cpu_count(),
         "memory": {"used": used, "total": total},

@@ -215,6 +215,8 @@ def _probed(home: Home, name: str, block: Mapping[str, Any]) -> dict[str, Any]:
             code=exits.PROVIDER,
         )  # fmt: skip
     found: dict[str, Any] = {part: int(seen[part]) for part in ("cpus", "memory", "disk")}
+    if seen.get("docker"):
+        found["docker"] = True
     if "gpu" not in block and seen.get("gpus"):
         cards = {identify(str(card), float(memory) / 1024) for card, memory in seen["gpus"]}
         card = cards.pop() if len(cards) == 1 else None

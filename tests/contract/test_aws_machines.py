@@ -193,6 +193,17 @@ def test_an_image_that_is_not_there_is_invalid_and_leaves_nothing(
     assert company.running == []
 
 
+def test_a_docker_image_is_run_by_the_agent_on_an_image_that_has_docker(company: AwsLayer, cloud: AwsProvider) -> None:
+    name = "pytorch/pytorch:2.4.0"
+    (wanted, *_) = [o for o in cloud.offers(Ask(cpus_min=2, spot=False, image=name)) if o.key == "m7i.large/us-east-1a"]
+    assert (wanted.container, wanted.image) == (name, "")
+    cloud.create(wanted, TAG, 2e9, Boot("true", PUBLIC, name))
+    assert company.sent("POST", "/GetParameter$") == 1
+    assert ("us-east-1", "", True) in cloud._images._kept  # that for GPUs, although the machine has none
+    with pytest.raises(Invalid, match="registry or tag"):
+        cloud.offers(Ask(image="ubuntu"))
+
+
 def test_ssh_is_let_in_from_where_the_config_says(company: AwsLayer, tmp_path: Path) -> None:
     cloud = AwsProvider(company.config(tmp_path, ssh_from=["203.0.113.0/24", "2001:db8::/32"]))
     rent(cloud)

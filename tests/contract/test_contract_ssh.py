@@ -200,8 +200,19 @@ def test_offers_are_what_the_config_says_of_the_hosts(rack: Rack) -> None:
     assert provider.offers(Ask(gpus=(GpuWish("RTX-4090", 24, 1),), cpus_min=9)) == ()
     assert provider.offers(Ask(gpus=(GpuWish("RTX-4090", 24, 1),), regions=("box2",)))[0].region == "box2"
     assert provider.offers(Ask(gpus=(GpuWish("RTX-4090", 24, 1),), spot=True)) == ()
-    with pytest.raises(Invalid, match="leave `image` out"):
+    with pytest.raises(Invalid, match="none had docker when it was added"):
         provider.offers(Ask(image="pytorch/pytorch"))
+
+
+def test_a_docker_image_runs_on_the_hosts_that_have_docker(tmp_path: Path) -> None:
+    block = {"host": "198.51.100.7", "port": "22", "user": "me", "cpus": "8", "memory": "64", "disk": "64"}
+    hosts = {"with": {**block, "docker": "true"}, "without": block}
+    provider = SshProvider(ProviderConfig("contract", tmp_path, GPUS, {"hosts": hosts}))
+    (offer,) = provider.offers(Ask(image="pytorch/pytorch:2.4.0"))
+    assert (offer.key, offer.container, offer.image) == ("with", "pytorch/pytorch:2.4.0", "")
+    assert {each.container for each in provider.offers(Ask())} == {""}
+    with pytest.raises(Invalid, match="no registry or tag"):
+        provider.offers(Ask(image="ubuntu"))
 
 
 def test_without_hosts_there_is_nothing_and_nothing_fails(tmp_path: Path) -> None:

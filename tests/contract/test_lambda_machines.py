@@ -137,10 +137,11 @@ def test_a_status_beside_the_usual_ones_survives(
     assert (seen.status, seen.ready, seen.notice is not None) == (status, False, noticed)
 
 
-def test_a_docker_image_is_refused_before_renting(company: FakeLambda, cloud: LambdaProvider) -> None:
-    with pytest.raises(Invalid, match="cannot start the docker image"):
-        cloud.offers(Ask(gpus=(ONE_A10,), image="pytorch/pytorch:2.4.0"))
-    assert company.calls == []
+def test_a_docker_image_is_run_by_the_agent_on_the_default_image(company: FakeLambda, cloud: LambdaProvider) -> None:
+    offers = cloud.offers(Ask(gpus=(ONE_A10,), image="pytorch/pytorch:2.4.0"))
+    assert {(o.container, o.image) for o in offers} == {("pytorch/pytorch:2.4.0", "")}
+    made = cloud.create(offers[0], TAG, time.time() + 900, Boot("true", PUBLIC, "pytorch/pytorch:2.4.0"))
+    assert company.instances[made.ref.id].asked.get("image") is None
 
 
 @pytest.mark.parametrize(

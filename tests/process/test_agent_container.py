@@ -73,6 +73,8 @@ def test_stages_share_one_container_and_exit_codes_are_true(machine: Machine, do
     assert (told["run"], told["image"]) == ("t0.1", IMAGE)
     assert told["id"]
     assert "@sha256:" in told["digest"]
+    record = machine.do("environment", job="digits")["image"]
+    assert record == {"id": told["id"], "digest": told["digest"]}
     said = machine.log("setup")
     assert said.startswith(b"gpujob: the image " + IMAGE.encode())
     assert b"the copy that is on this machine is used\n" in said
