@@ -15,22 +15,18 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from jobspecs import fields as f
 from jobspecs import rules
+from jobspecs.alarm_keys import Alarms
+from jobspecs.block import Block
 from jobspecs.units import Duration
 
 # Changing one of these is applied to a running job; any other change is another job.
 LIVE_KEYS = (
     "ttl", "budget", "finish_by", "max_price", "retry", "notify", "labels", "alarms", "artifacts",
 )  # fmt: skip
-
-
-class Block(BaseModel):
-    """A mapping of the spec."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True)
 
 
 class ModelSize(Block):
@@ -155,19 +151,6 @@ class Retry(Block):
     exit_codes: Annotated[
         tuple[Annotated[int, *f.whole(1, 255)], ...], BeforeValidator(f.one_or_many)
     ] = Field((), description="Only for these exit codes; left out: for any.")  # fmt: skip
-
-
-class UtilizationAlarm(Block):
-    """An alarm on a GPU that does little."""
-
-    percent: Annotated[int, *f.whole(1, 100)] = Field(description="Busy below this share.")
-    duration: f.DurationField = Field(alias="for", description="For this long.")
-
-
-class Alarms(Block):
-    """What is worth a word while the job runs."""
-
-    gpu_util_below: UtilizationAlarm | None = Field(None, description="GPU use stays low.")
 
 
 def _values(value: object) -> object:
@@ -350,7 +333,9 @@ class JobSpec(Block):
     ports: Annotated[tuple[f.PortField, ...], BeforeValidator(f.one_or_many)] = Field(
         (), description="Ports to forward: 8888, or LOCAL:MACHINE."
     )
-    alarms: Alarms | None = Field(None, description="What is worth a word.")
+    alarms: Alarms | None = Field(
+        None, description="Thresholds of alarms, those that end the job, and those not wanted."
+    )
     notify: Annotated[tuple[f.NotifyName, ...], BeforeValidator(f.one_or_many)] = Field(
         (), description="Names of targets in the config."
     )

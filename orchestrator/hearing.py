@@ -22,6 +22,7 @@ from orchestrator.messages import (
     Lost,
     Message,
     Noted,
+    PointSeen,
     ProgressSeen,
     Reached,
     StatusSeen,
@@ -54,7 +55,7 @@ log = structlog.get_logger()
 
 def is_quiet(message: Message) -> bool:
     """Whether it only says how far a run is, which nothing is decided by: a loop need not wake for it."""
-    progress = isinstance(message, ProgressSeen | TransferSeen)
+    progress = isinstance(message, ProgressSeen | PointSeen | TransferSeen)
     return progress or (isinstance(message, EventSeen) and message.event.get("t") == "sample")
 
 
@@ -161,6 +162,9 @@ def take_word(loop: Loop, message: messages.Word) -> None:
             return
         case ProgressSeen():
             loop.board.step(job, message.rental, message.run, message.step, message.total)
+            return
+        case PointSeen(point=point):
+            loop.health.hear(job, message.rental, point)
             return
         case TransferSeen():
             loop.board.transfer(job, message)

@@ -115,6 +115,10 @@ class Home:
         """The agent's events of one rental, as received."""
         return self.job(job) / "events" / f"{rental}.jsonl"
 
+    def series(self, job: str, rental: str) -> Path:
+        """What the samples of one rental's machine were, by `series`."""
+        return self.job(job) / "series" / f"{rental}.bin"
+
     def mirror(self, job: str, task: str) -> Path:
         """Verified checkpoints of one task when the controller is the mirror."""
         return self.job(job) / "mirror" / task

@@ -18,9 +18,11 @@ from orchestrator.books import Books, Verdict
 from orchestrator.clock import Clock, GapDetector, SystemClock
 from orchestrator.config import load_config
 from orchestrator.execute import Executor
+from orchestrator.health import Health
 from orchestrator.hearing import is_quiet, take_listing, take_word
 from orchestrator.history import history_of
 from orchestrator.home import Home
+from orchestrator.log_setup import configure_log
 from orchestrator.machine import Machines
 from orchestrator.messages import Listed, Message, Poke, Receipt
 from orchestrator.model import Facts, Job, Policy, Reason, RentalPhase
@@ -85,6 +87,7 @@ class Loop:
         self.not_before: dict[str, float] = {}
         self.due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
         self.board = Board()
+        self.health = Health(self)
         self.stray_counts: dict[Ref, int] = {}
         self._gaps = GapDetector(self.clock)
         self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
@@ -178,6 +181,7 @@ class Loop:
         self._settle()
         now = self.clock.boot()
         self.board.write(self.store, self.clock.utc(), now)
+        self.health.look(now)
         for job in [job for job, at in self.due.items() if at <= now]:
             self._guarded(job, self.decide, job)
 
@@ -371,25 +375,6 @@ class Loop:
                 self.machines.watch(rental, facts.job, spec, facts.assignments)
             else:
                 self.machines.unwatch(rental.rental.id)
-
-
-def configure_log() -> None:
-    """JSON lines on stderr, which is the controller's log file when it runs in the background."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(_stderr()),
-    )
-
-
-def _stderr() -> Any:
-    import sys
-
-    return sys.stderr
 
 
 def _what_books_say(home: Home) -> tuple[int, str, int]:

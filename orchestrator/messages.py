@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from orchestrator.actions import Effect
 from orchestrator.model import Reason, Unknown
+from orchestrator.points import Point
 from providers.base import Listing
 
 
@@ -76,6 +77,14 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class PointSeen:
+    """How busy the machine is just now, with its run's progress."""
+
+    rental: str
+    point: Point
+
+
+@dataclass(frozen=True)
 class TransferSeen:
     """How far a copy to or from a run's machine is; an empty `what`: nothing is copied any more. `rate`: bytes/s."""
 
@@ -107,5 +116,5 @@ class Poke:
 
 
 #: What is heard about one watched machine.
-Word = Reached | StatusSeen | Lost | EventSeen | ProgressSeen | TransferSeen | Noted
+Word = Reached | StatusSeen | Lost | EventSeen | ProgressSeen | PointSeen | TransferSeen | Noted
 Message = Listed | Word | Receipt | Poke

@@ -247,6 +247,7 @@ class Assignment:
     last_step: int | None = None  # newest step durable from this run
     environment: Mapping[str, Any] = field(default_factory=dict)
     cause: Cause | None = None
+    stop: str = ""  # an alarm that the spec lets end the job: why this run has to save and stop
     read_to: int = 0  # bytes of the metric's log that were read
     reported: int = 0  # reports that were found in them
 

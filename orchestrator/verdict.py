@@ -45,6 +45,8 @@ def judge(facts: Facts, policy: Policy, rental: RentalFacts, assignment: Assignm
     assert exit_ is not None
     if exit_.signalled is SignalWhy.INTERRUPTION:
         return Verdict("disrupted", Reason.INTERRUPTED, "stopped for an announced reclaim")
+    if exit_.signalled is SignalWhy.STOP and assignment.stop:
+        return Verdict("ended", Reason.STALLED, f"stopped by an alarm: {assignment.stop}")
     if exit_.signalled is not None:
         return Verdict("ended", SIGNAL_REASON[exit_.signalled], f"stopped by {exit_.signalled}, exit {exit_.rc}")
     if exit_.rc == 0 and not exit_.lost:

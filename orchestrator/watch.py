@@ -25,8 +25,19 @@ from orchestrator import ssh
 from orchestrator.clock import Clock
 from orchestrator.home import Home
 from orchestrator.logs import LogGap, LogWriter, progress
-from orchestrator.messages import EventSeen, Listed, Lost, Message, Noted, ProgressSeen, Reached, StatusSeen
+from orchestrator.messages import (
+    EventSeen,
+    Listed,
+    Lost,
+    Message,
+    Noted,
+    PointSeen,
+    ProgressSeen,
+    Reached,
+    StatusSeen,
+)
 from orchestrator.model import Unknown
+from orchestrator.recorder import Recorder
 from orchestrator.ssh_errors import AgentRefused, BadStream, KeyRejected, SshError, Unreachable
 from providers.base import Provider
 from providers.errors import ProviderError
@@ -36,6 +47,7 @@ SILENCE_S = 9.0  # four beats missed: the line is dead or swallowed (the bar is 
 CONNECT_S = 8.0  # time for one attempt to connect and log in
 RETRY_FIRST_S = 0.2  # a fresh machine answers within its first second or two
 RETRY_MAX_S = 10.0
+SAMPLE_KEPT_S = 45.0  # among the events; all of them are in the series, which grows no further
 ATTEMPT_MAX_S = 60.0  # no attempt takes longer with its pause: what is above is time in which we were stopped
 STAGES = ("setup", "smoke", "run", "metrics", "done", "failed")
 RUN = re.compile(r"[a-z0-9-]{1,60}\.[0-9]{1,9}")
@@ -78,6 +90,8 @@ class MachineWatch:
         self._since: float | None = None  # awake time of the last report; the pause after it counts as well
         self._writers: dict[str, LogWriter] = {}
         self._runs: frozenset[str] = frozenset()
+        self._recorder = Recorder(home.series(job, rental), clock.utc, lambda point: post(PointSeen(rental, point)))
+        self._sample_kept = 0.0  # the machine's time of the last sample among the events
         self._thread = threading.Thread(target=self._run, name=f"watch-{rental}", daemon=True)
 
     def start(self) -> None:
@@ -151,6 +165,7 @@ class MachineWatch:
             self._stop.wait(pause)
         for writer in self._writers.values():
             writer.close()
+        self._recorder.close()
 
     def _report(self, error: SshError) -> None:
         refused = isinstance(error, AgentRefused) and error.error == "epoch"
@@ -188,8 +203,10 @@ class MachineWatch:
         kind = line.get("t")
         if kind == "hello":
             self._reached = True
+            self._recorder.status(_mapping(line.get("status")))
             self._post(Reached(self.rental, _mapping(line.get("status"))))
         elif kind == "status":
+            self._recorder.status(_mapping(line.get("status")))
             self._post(StatusSeen(self.rental, _mapping(line.get("status"))))
         elif kind == "log":
             self._log(line)
@@ -212,9 +229,11 @@ class MachineWatch:
             raise BadStream(str(gap), where=self.rental) from gap  # the next connection starts at our cursor
         if stage in self._noted:
             self._post(Noted(self.rental, run, stage))
+        self._recorder.logged(len(data))
         if stage == "run":
             seen = progress(data.decode("utf-8", "replace"), self._regex, self._total)
             if seen is not None:
+                self._recorder.step(seen.step)
                 self._post(ProgressSeen(self.rental, run, seen.step, seen.total))
 
     def _writer(self, run: str, stage: str) -> LogWriter:
@@ -226,17 +245,32 @@ class MachineWatch:
 
     def _event(self, line: Mapping[str, Any]) -> None:
         event, after = _mapping(line.get("event")), line.get("next")
+        if event.get("t") == "checkpoint":
+            self._recorder.saved()
+        elif event.get("t") == "sample":
+            self._recorder.sample(event)
         if isinstance(after, int) and after >= 0:
             path = self._home.events(self._job, self.rental)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # The event first: killed in between, it comes once more, which a timeline can bear and a gap it cannot
-            with path.open("a", encoding="utf-8") as kept:
-                kept.write(json.dumps(event) + "\n")
+            if self._kept(event):
+                with path.open("a", encoding="utf-8") as kept:
+                    kept.write(json.dumps(event) + "\n")
             cursor = path.with_suffix(".cursor")
             beside = cursor.with_suffix(".cursor.new")
             beside.write_text(str(after))
             os.replace(beside, cursor)
         self._post(EventSeen(self.rental, event))
+
+    def _kept(self, event: Mapping[str, Any]) -> bool:
+        """Of the samples one a minute is enough to see later how long the cards computed."""
+        at = event.get("at")
+        if event.get("t") != "sample" or not isinstance(at, int | float):
+            return True
+        if 0 <= at - self._sample_kept < SAMPLE_KEPT_S:
+            return False
+        self._sample_kept = at
+        return True
 
     def _cursor(self) -> int:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from jobspecs import schema
+from jobspecs import alarm_keys, schema
 
 INTRODUCTION = """\
 # The spec
@@ -47,7 +47,7 @@ def spec_page() -> str:
 
 
 def _model(name: str) -> type[BaseModel]:
-    model = getattr(schema, name)
+    model = getattr(schema, name, None) or getattr(alarm_keys, name)
     assert issubclass(model, BaseModel)
     return model
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from doc_alarms import alarms_table
 from doc_cli import cli_page, exit_codes_page
 from doc_diagnosis import classes_table
 from doc_environment import environment_page
@@ -33,6 +34,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "concepts/architecture.md": ("phases", lambda: f"```mermaid\n{mermaid()}\n```"),
+    "concepts/health.md": ("alarms", alarms_table),
     "how-to/read-a-diagnosis.md": ("classes", classes_table),
 }
 

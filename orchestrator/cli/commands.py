@@ -31,6 +31,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "apply": ("run a spec, or change the live job of that name", "apply"),
     "resume": ("go on with an ended job from its newest checkpoint", "change"),
     "ps": ("list jobs", "ps"),
+    "top": ("how busy running jobs are, live; or as Prometheus text", "top"),
     "describe": ("one job: phases, attempts, machines, money, what happens next", "describe"),
     "logs": ("show or follow a job's log", "logs"),
     "diagnose": ("why a job or a log failed, and what helps; also from a pipe", "diagnose"),
@@ -63,7 +64,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Verbs that are named in the documentation and come with a later version.
-LATER = frozenset(["top"])
+LATER: frozenset[str] = frozenset()
 
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {

@@ -27,6 +27,8 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.phases import billing_lines, phase_seconds, spent_of, stage_seconds, steps_of
 from orchestrator.cli.reading import View, is_play, open_view
+from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, vitals_of
+from orchestrator.cli.vitals import as_json as vitals_json
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Rental
 
@@ -80,6 +82,7 @@ def text(home: Home, view: View) -> Iterator[str]:
         there = "" if any(run.results_at for run in view.runs) else " (not there yet)"
         yield f"  results   {job.results_dir}{there}"
     yield f"  snapshot  {job.snapshot[:12] or 'none'}   spec {job.spec_hash[:12]}"
+    yield from _health(home, view)
     yield from _tables(view)
     yield from look_lines(view.looks)
     yield from _environment(view.current)
@@ -91,6 +94,22 @@ def text(home: Home, view: View) -> Iterator[str]:
             yield cut(f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}", WIDTH)
     yield ""
     yield from billing_lines(view) or ["nothing is billing"]
+
+
+def _health(home: Home, view: View) -> Iterator[str]:
+    """How the machine does and what is wrong with it, while there is one."""
+    run, progress = view.current, view.current_progress
+    if run is None or run.exit is not None or view.job.outcome is not None:
+        return
+    found = vitals_of(home, view.job.id, run.rental, view.now)
+    if found is not None:
+        yield ""
+        step, total = (progress.step, progress.total) if progress is not None else (None, None)
+        yield from health_lines(found, step, total, view.now)
+    alarms = list(progress.alarms) if progress is not None else []
+    if alarms:
+        yield ""
+        yield from alarm_lines(alarms, view.now)
 
 
 def _decisive(home: Home, view: View) -> Iterator[str]:
@@ -237,6 +256,8 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         "total": steps.total,
         "steps_lost": steps.lost,
         "progress": _progress_json(view),
+        "health": _health_json(home, view),
+        "alarms": [alarm_json(each) for each in view.current_progress.alarms] if view.current_progress else [],
         "phases_s": phase_seconds(view, stage_seconds(home, view)),
         "price_cap": money_json(job.price_cap, job.currency),
         "spent": money_json(view.spent, currency, view.play),
@@ -266,6 +287,11 @@ def _progress_json(view: View) -> dict[str, Any] | None:
         return None
     transfer = {key: moving[key] for key in ("what", "bytes", "total", "rate")} if moving else None
     return {"at": utc_z(seen.at), "transfer": transfer}
+
+
+def _health_json(home: Home, view: View) -> dict[str, Any] | None:
+    run = view.current
+    return vitals_json(vitals_of(home, view.job.id, run.rental, view.now)) if run is not None else None
 
 
 def _rental_json(view: View, rental: Rental) -> dict[str, Any]:

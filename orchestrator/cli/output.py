@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import IO, Any
 
+from orchestrator.spans import span as span
+
 WIDTH = 100  # a table wraps in a split terminal or a bug report beyond it
 MIN_COLUMN = 6  # a column that is cut below this says nothing any more
 
@@ -139,20 +141,6 @@ def utc_z(at: float | None) -> str | None:
     if at is None:
         return None
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def span(seconds: float | None) -> str:
-    """A length of time in two units at most: `45s`, `3m20s`, `2h05m`, `4d03h`; `-` for None."""
-    if seconds is None:
-        return "-"
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def age(seconds: float) -> str:

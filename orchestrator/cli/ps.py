@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import age, colourful, money, money_json, print_json, span, table, utc_z
+from orchestrator.cli.output import WIDTH, age, colourful, cut, money, money_json, print_json, span, table, utc_z
 from orchestrator.cli.reading import PLAY_PROVIDER, picture_of_summary, reader
 from orchestrator.home import Home
 from orchestrator.words import Words, words_of
@@ -73,6 +73,9 @@ def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> 
         newest[line.name] = max(line.run, newest.get(line.name, 0))
     rows = [row(line, words, now, line.run == newest[line.name]) for line, words in lines]
     print(table(HEADERS, rows, shrink=("NAME", "REASON"), right=("AGE", "LEFT", "COST")))
+    for line, _ in lines:
+        if mark_of(line):
+            print(cut(f"! {line.name}: {line.alarms[0].get('text')} (gpujob describe {line.name})", WIDTH))
     over = [(line, words) for line, words in lines if line.terminal_at is None and line.outcome is not None]
     for line, words in over:
         if line.open_rentals:
@@ -94,7 +97,7 @@ def row(line: Summary, words: Words, now: float, newest: bool) -> tuple[str, ...
     return (
         line.name if line.run == 1 and newest else f"{line.name}.{line.run}",
         words.state,
-        words.reason or "-",
+        words.reason or mark_of(line) or "-",
         gpu or "-",
         line.provider or "-",
         "-" if not line.rental else "spot" if line.spot else "no",
@@ -103,6 +106,12 @@ def row(line: Summary, words: Words, now: float, newest: bool) -> tuple[str, ...
         span(left),
         _cost(line),
     )
+
+
+def mark_of(line: Summary) -> str:
+    """`! stalled`: money goes and the work does not; the most telling alarm that holds, empty when none does."""
+    held = [str(each.get("kind")) for each in line.alarms] if line.terminal_at is None and line.outcome is None else []
+    return f"! {held[0]}" if held else ""
 
 
 def _cost(line: Summary) -> str:
@@ -148,6 +157,7 @@ def as_json(line: Summary, words: Words, now: float) -> dict[str, Any]:
         "spent": [money_json(amount, currency, is_play_line(line)) for currency, amount in line.spent.items()],
         "reserved": [money_json(amount, currency, is_play_line(line)) for currency, amount in line.reserved.items()],
         "age_s": round(now - line.created_at, 3),
+        "alarms": [str(each.get("kind")) for each in line.alarms],
     }
 
 

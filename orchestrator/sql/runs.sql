@@ -59,6 +59,13 @@ ON CONFLICT (job, task, n) DO UPDATE SET at = excluded.at, step = coalesce(exclu
     phase = CASE excluded.phase WHEN '' THEN phase ELSE excluded.phase END,
     transfer = coalesce(:transfer, transfer);
 
+-- name: set_alarms
+UPDATE progress SET alarms = :alarms WHERE job = :job AND task = :task AND n = :n AND alarms <> :alarms;
+
+-- An alarm stops a run once, for one reason.
+-- name: stop_run
+UPDATE assignments SET stop = :why WHERE job = :job AND task = :task AND n = :n AND stop = '' AND "exit" IS NULL;
+
 -- name: progress
 SELECT * FROM progress WHERE job = :job ORDER BY task, n;
 

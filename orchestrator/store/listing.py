@@ -66,6 +66,7 @@ class Summary:
     step: float | None
     total: float | None
     progress_phase: str
+    alarms: tuple[dict[str, Any], ...]  # that hold for the newest run
     spent: dict[str, Decimal]
     reserved: dict[str, Decimal]
     play: bool
@@ -198,6 +199,7 @@ def _summary(
         step=row["step"],
         total=row["total"],
         progress_phase=row["progress_phase"] or "",
+        alarms=tuple(json.loads(row["alarms"] or "[]")),
         spent=spent,
         reserved=reserved,
         play=play,

@@ -6,7 +6,7 @@ A receipt can come late, twice, or after the row has moved on; then the first wo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -175,6 +175,19 @@ class Receipts(Decisions):
                 phase=phase,
                 transfer=None if transfer is None else text(transfer),
             )
+
+    def alarms_hold(self, job: str, task: str, n: int, alarms: Sequence[Mapping[str, Any]]) -> None:
+        """The alarms that hold for a run at this moment; none when all is well."""
+        with self.transaction():
+            self._run("set_alarms", job=job, task=task, n=n, alarms=text(alarms))
+
+    def stop_run(self, job: str, task: str, n: int, why: str, now: float) -> bool:
+        """An alarm wants the run to save and stop; False when it is told already, or has ended."""
+        with self.transaction():
+            changed = self._run("stop_run", job=job, task=task, n=n, why=why) > 0
+            if changed:
+                self.add_journal(now, "stop", f"{task}.{n} {why}", job=job)
+        return changed
 
     def bill(self, rental: str, kind: str, amount: Decimal, until: float, *, play: bool = False) -> None:
         """The rental has cost `amount` (its whole sum, in the offer's currency) for `kind` until then.

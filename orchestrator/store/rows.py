@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -86,6 +86,7 @@ class Progress:
     total: float | None = None
     sample: Mapping[str, Any] = field(default_factory=dict)
     phase: str = ""
+    alarms: Sequence[Mapping[str, Any]] = ()  # kind, text, cause, next, since: those that hold
     transfer: Mapping[str, Any] = field(default_factory=dict)  # what, bytes, total, rate, at; empty: nothing is copied
 
 
@@ -248,7 +249,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     PastRun: {},
     Preflight: {"findings": lambda value: tuple(json.loads(value)), "facts": json.loads},
     Bill: {"amount": Decimal, "play": bool},
-    Progress: {"sample": json.loads, "transfer": json.loads},
+    Progress: {"sample": json.loads, "transfer": json.loads, "alarms": lambda value: tuple(json.loads(value))},
 }
 #: Asked once: a listing of 1,000 jobs builds thousands of rows.
 _FIELDS: dict[type[Any], tuple[str, ...]] = {cls: _names(cls) for cls in _CONVERT}

@@ -124,7 +124,6 @@ def test_placeholders_are_kept_for_the_places_that_fill_them() -> None:
     [
         ("model: {params: 7B, method: lora}", []),
         ("finish_by: 2026-12-01T00:00:00Z", ["finish_by"]),
-        ("alarms: {gpu_util_below: {percent: 70, for: 15m}}", ["alarms"]),
         ("notify: [me]", ["notify"]),
         ("sweep: {list: [{a: 1}], budget: 1}", []),
         ("batch: {items: 'x/*'}", ["batch"]),
