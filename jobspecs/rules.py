@@ -188,7 +188,6 @@ def is_remote(place: str) -> bool:
 # Keys without code behind them: (key, what to do instead). The work that serves a key removes its line.
 NOT_YET: tuple[tuple[str, str], ...] = (
     ("finish_by", "leave it out; ttl is the hard end"),
-    ("notify", "leave it out; `gpujob wait` returns at the end"),
     ("batch", "put the loop over the items into run"),
 )
 

@@ -6,7 +6,8 @@
     hosts: {lab: {...}}                        machines of your own, written by `gpujob host add`
     stores: {lab: {url: s3://bucket/prefix}}   object stores, used as `lab:prefix`; their keys see `objects.settings`
     limits: {per_job: 50 USD, per_month: 300 USD, machines: 8}      `none` switches one off
-    notify: {me: https://...}                  targets; a spec names them
+    notify: {me: {url_env: MY_HOOK, events: [outcome, alarm]}}     targets; a spec names them. Also {url: ...}, or
+                                               the address alone; all events unless some are named
     currency: USD                              of limits and reports
     rates: {CNY: {rate: 0.139, as_of: 2026-10-01}}                  1 CNY is 0.139 USD
     owner: alice                               carried by every machine
@@ -32,6 +33,7 @@ from orchestrator.credentials import logged_in
 from orchestrator.home import Home
 from orchestrator.objects.settings import KEYS as STORE_KEYS
 from orchestrator.objects.settings import StoreSettings
+from orchestrator.targets import TOPICS, Target
 
 if TYPE_CHECKING:
     from jobspecs import document as doc
@@ -104,7 +106,7 @@ class Config:
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     limits: Limits = Limits()
-    notify: Mapping[str, str] = field(default_factory=dict)
+    notify: Mapping[str, Target] = field(default_factory=dict)
     currency: str = "USD"
     rates: Mapping[str, Rate] = field(default_factory=dict)
     owner: str = ""
@@ -311,8 +313,34 @@ class _Reader:
             found[name] = StoreSettings(name, scoped_key=scoped, **{"url": "", **texts})
         return found
 
-    def _notify(self, node: doc.Mapping) -> dict[str, str]:
-        return self._texts(node, "notify")
+    def _notify(self, node: doc.Mapping) -> dict[str, Target]:
+        from jobspecs import document as doc
+
+        found: dict[str, Target] = {}
+        for name, (at, value) in node.entries.items():
+            if not isinstance(value, doc.Mapping):
+                found[name] = Target(url=self._text(value, f"notify.{name}"))
+                continue
+            below = f"notify.{name}."
+            known = self._known(value, ("url", "url_env", "events"), below)
+            texts = {key: self._text(known[key][1], below + key) for key in ("url", "url_env") if key in known}
+            if len(texts) != 1:
+                self._say(at, f"notify.{name}", "needs either url or url_env", "write {url_env: NAME_OF_A_VARIABLE}")
+            topics = self._topics(known["events"][1], below) if "events" in known else frozenset(TOPICS)
+            found[name] = Target(topics=topics, **texts)
+        return found
+
+    def _topics(self, node: doc.Node, below: str) -> frozenset[str]:
+        from jobspecs import document as doc
+
+        plain = doc.plain(node)
+        named = [plain] if isinstance(plain, str) else plain if isinstance(plain, list) else []
+        unknown = [str(each) for each in named if each not in TOPICS]
+        if unknown or not named:
+            self._say(
+                node, f"{below}events", f"{', '.join(unknown) or plain!r} is no event", f"one of {', '.join(TOPICS)}"
+            )
+        return frozenset(str(each) for each in named)
 
     def _limits(self, node: doc.Mapping) -> Limits:
         set_: dict[str, Any] = {}

@@ -26,6 +26,7 @@ from orchestrator.log_setup import configure_log
 from orchestrator.machine import Machines
 from orchestrator.messages import Listed, Message, Poke, Receipt
 from orchestrator.model import Facts, Job, Policy, Reason, RentalPhase
+from orchestrator.notify import Notifier
 from orchestrator.observe import Observer
 from orchestrator.policy import policy_of
 from orchestrator.receipts import take_receipt
@@ -88,6 +89,7 @@ class Loop:
         self.due: dict[str, float] = {job.id: 0.0 for job in self.store.active_jobs()}
         self.board = Board()
         self.health = Health(self)
+        self.notifier = Notifier(self)
         self.stray_counts: dict[Ref, int] = {}
         self._gaps = GapDetector(self.clock)
         self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
@@ -182,6 +184,7 @@ class Loop:
         now = self.clock.boot()
         self.board.write(self.store, self.clock.utc(), now)
         self.health.look(now)
+        self.notifier.look(now)
         for job in [job for job, at in self.due.items() if at <= now]:
             self._guarded(job, self.decide, job)
 

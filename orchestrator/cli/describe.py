@@ -27,7 +27,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.phases import billing_lines, phase_seconds, spent_of, stage_seconds, steps_of
 from orchestrator.cli.reading import View, is_play, open_view
-from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, vitals_of
+from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, notice_words, vitals_of
 from orchestrator.cli.vitals import as_json as vitals_json
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Rental
@@ -81,6 +81,8 @@ def text(home: Home, view: View) -> Iterator[str]:
     if job.results_dir:
         there = "" if any(run.results_at for run in view.runs) else " (not there yet)"
         yield f"  results   {job.results_dir}{there}"
+    for notice in view.notices:
+        yield cut(f"  notify    {notice_words(notice, view.now)}", WIDTH)
     yield f"  snapshot  {job.snapshot[:12] or 'none'}   spec {job.spec_hash[:12]}"
     yield from _health(home, view)
     yield from _tables(view)
@@ -257,6 +259,11 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         "steps_lost": steps.lost,
         "progress": _progress_json(view),
         "health": _health_json(home, view),
+        "notices": [
+            {"target": each.target, "title": each.title, "sent_at": utc_z(each.sent_at), "tries": each.tries,
+             "error": each.error or None, "next_at": None if each.over else utc_z(each.next_at)}
+            for each in view.notices
+        ],
         "alarms": [alarm_json(each) for each in view.current_progress.alarms] if view.current_progress else [],
         "phases_s": phase_seconds(view, stage_seconds(home, view)),
         "price_cap": money_json(job.price_cap, job.currency),

@@ -7,6 +7,7 @@ more programs than a rented machine does, so those are warnings.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import shutil
@@ -50,12 +51,16 @@ class Finding:
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--notify", metavar="NAME", action="append", default=[], help="send a test to this target of the config"
+    )
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print all findings; exit 2 when one of them stops jobs."""
-    findings = list(examine(Home.from_env()))
+    home = Home.from_env()
+    findings = [*examine(home), *(try_target(home, name) for name in args.notify)]
     if args.output == "json":
         print_json([asdict(finding) for finding in findings])
     else:
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(home: Home) -> Iterator[Finding]:
     """Every check in turn. A check that itself breaks is a finding, since a doctor must not die of the disease."""
     checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-        _python, _packages, _programs, _folders, _config, _keys, _stores, _books, _controller, _clock,
+        _python, _packages, _programs, _folders, _config, _keys, _notify, _stores, _books, _controller, _clock,
     )  # fmt: skip
     for check in checks:
         try:
@@ -224,6 +229,52 @@ def _stores(home: Home) -> Iterator[Finding]:
             )
         else:
             yield Finding("stores", "ok", f"{name}: {settings.url} takes and gives back; machines get {how}")
+
+
+def _notify(home: Home) -> Iterator[Finding]:
+    """The targets of the config and how the last try of each ended; nothing is sent."""
+    from jobspecs.problems import SpecErrors
+    from orchestrator.config import load_config
+    from orchestrator.store.errors import StoreError
+    from orchestrator.targets import NotSent
+
+    try:
+        targets = load_config(home).notify
+    except SpecErrors:
+        return  # said by the check of the config
+    last = {}
+    if targets and home.database.exists():
+        from orchestrator.store import Store
+
+        with contextlib.suppress(StoreError), Store.open_reader(home) as store:  # said by the check of the books
+            last = {notice.target: notice for notice in store.newest_notices()}
+    for name, target in targets.items():
+        notice = last.get(name)
+        try:
+            target.address()
+        except NotSent as error:
+            yield Finding("notify", "warn", f"{name}: {error}", f"export {target.url_env}, gpujob controller stop")
+            continue
+        if notice is not None and notice.error:
+            yield Finding("notify", "warn", f"{name}: {notice.error}", f"gpujob doctor --notify {name}")
+        else:
+            yield Finding("notify", "ok", f"{name}: " + ("the last message was taken" if notice else "untried"))
+
+
+def try_target(home: Home, name: str) -> Finding:
+    """Send a test to one target, now and from here."""
+    from orchestrator.config import load_config
+    from orchestrator.targets import NotSent, send
+
+    targets = load_config(home).notify
+    if name not in targets:
+        known = ", ".join(sorted(targets)) or "none"
+        return Finding("notify", "fail", f"there is no target {name!r}", f"the config has {known}")
+    try:
+        send(targets[name], "gpujob: a test", "This is what an alarm or the end of a job looks like.")
+    except NotSent as error:
+        return Finding("notify", "fail", f"{name}: {error}", f"correct notify.{name} in {home.config_file}")
+    return Finding("notify", "ok", f"{name} took the test")
 
 
 def _books(home: Home) -> Iterator[Finding]:

@@ -89,6 +89,7 @@ def load_specs(args: argparse.Namespace, config: Config) -> list[specs.Loaded]:
     changes["overrides"] = [*config.environment, *changes["overrides"]]
     loaded = specs.load_all(files, changes, config.defaults)
     specs.refuse_unserved(loaded)
+    specs.refuse_unknown_targets(loaded, config.notify)
     return loaded
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.home import Home
     from orchestrator.store import Store
     from orchestrator.store.listing import Summary
-    from orchestrator.store.rows import Bill, Entry, JobRef, Preflight, Progress
+    from orchestrator.store.rows import Bill, Entry, JobRef, Notice, Preflight, Progress
 
 PLAY_PROVIDER = "local"  # its adapter says so by caps.play; the name is enough here and costs no import
 TRANSFER_OLD_S = 15.0  # its last word is lost with a machine or a controller that goes away
@@ -57,6 +57,7 @@ class View:
     journal: tuple[Entry, ...]
     now: float
     looks: tuple[Preflight, ...] = ()
+    notices: tuple[Notice, ...] = ()  # the last try of each target
 
     @cached_property
     def current(self) -> Assignment | None:
@@ -158,6 +159,7 @@ def view_of(store: Store, found: JobRef) -> View:
         journal=store.journal(job, limit=JOURNAL_LINES),
         now=time.time(),
         looks=store.preflights(job),
+        notices=store.newest_notices(job),
     )
 
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,22 @@ def _load_one(file: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]
     path = Path(file)
     located = load_file(path, defaults=defaults, **changes)
     return Loaded(located, path.absolute().parent, file, flags)
+
+
+def refuse_unknown_targets(loaded: list[Loaded], targets: Iterable[str]) -> None:
+    """Raise SpecErrors for every name in `notify` that the config has no target for."""
+    from jobspecs.problems import Problem, SpecErrors
+
+    known = sorted(targets)
+    hint = f"the config has {', '.join(known)}" if known else "the config has none: notify: {me: {url_env: VARIABLE}}"
+    problems = [
+        each.located.place(Problem("", 0, 0, f"notify[{position}]", f"there is no target {name!r}", hint))
+        for each in loaded
+        for position, name in enumerate(each.spec.notify)
+        if name not in known
+    ]
+    if problems:
+        raise SpecErrors(problems)
 
 
 def refuse_unserved(loaded: list[Loaded]) -> None:

@@ -11,12 +11,15 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import WIDTH, cut, paint, size, span, utc_z
 from orchestrator.home import Home
 from orchestrator.points import CARD_COLUMNS, COLUMNS, Card, Point
 from orchestrator.series import read
+
+if TYPE_CHECKING:
+    from orchestrator.store.rows import Notice
 
 LAST_S = 180.0  # the newest sample; what is older is only a memory
 HOUR_S = 3600.0
@@ -185,3 +188,11 @@ def plain(value: float) -> float | None:
 def alarm_json(alarm: Any) -> dict[str, Any]:
     """One alarm that holds."""
     return {**{key: alarm.get(key) for key in ("kind", "text", "cause", "next")}, "since": utc_z(alarm.get("since"))}
+
+
+def notice_words(notice: Notice, now: float) -> str:
+    """How the last try to tell a target ended: `me: told "train is done" 3m20s ago`."""
+    if not notice.error:
+        return f"{notice.target}: told {notice.title!r} {span(now - (notice.sent_at or now))} ago"
+    then = "given up" if notice.over else f"again in {span(notice.next_at - now)}"
+    return f"{notice.target}: NOT told {notice.title!r}: {notice.error} (try {notice.tries}, {then})"

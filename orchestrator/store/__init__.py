@@ -37,6 +37,7 @@ from orchestrator.store.errors import (
     translate,
 )
 from orchestrator.store.listing import Listing, Summary
+from orchestrator.store.notices import Notices
 from orchestrator.store.place import network_filesystem
 from orchestrator.store.queries import MIGRATIONS
 from orchestrator.store.receipts import Receipts
@@ -83,7 +84,7 @@ class Outside(Protocol):
     def note_milestones(self, count: int) -> None: ...
 
 
-class Store(Receipts, Salvage, Requests, Listing):
+class Store(Receipts, Notices, Salvage, Requests, Listing):
     """The one door; what it may do depends on how it was opened."""
 
     _file: tuple[int, int] = (0, 0)  # device and inode of the writer's file

@@ -104,6 +104,24 @@ class Preflight:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """A notification on its way; `over`: sent, or given up with `error`."""
+
+    id: int
+    job: str
+    target: str
+    topic: str
+    at: float
+    title: str
+    body: str
+    tries: int
+    next_at: float
+    sent_at: float | None
+    over: bool
+    error: str
+
+
+@dataclass(frozen=True)
 class PastRun:
     """One run of a job that was done; times are UTC epoch seconds, `gpu` is "<class>:<cards>"."""
 
@@ -247,6 +265,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Request: {"args": json.loads},
     Entry: {"data": json.loads},
     PastRun: {},
+    Notice: {"over": bool},
     Preflight: {"findings": lambda value: tuple(json.loads(value)), "facts": json.loads},
     Bill: {"amount": Decimal, "play": bool},
     Progress: {"sample": json.loads, "transfer": json.loads, "alarms": lambda value: tuple(json.loads(value))},

@@ -30,6 +30,7 @@ from orchestrator.config import (
 )
 from orchestrator.home import Home
 from orchestrator.objects.settings import StoreSettings
+from orchestrator.targets import Target
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_every_key_is_read(home: Home) -> None:
     assert config.hosts == {"lab": {"ssh": "ssh -p 2222 root@10.0.0.5"}}
     assert config.stores == {"lab": StoreSettings("lab", "s3://bucket/prefix")}
     assert config.limits == Limits(Money(Decimal("20.00"), "EUR"), Money(Decimal("300.00")), None)
-    assert config.notify == {"me": "https://example.org/hook"}
+    assert config.notify == {"me": Target(url="https://example.org/hook")}
     assert (config.currency, config.owner) == ("EUR", "alice-2")
     assert config.rates["CNY"] == Rate(Decimal("0.125"), "2026-10-01")
     assert set(config.origins.values()) == {"config"}

@@ -1,0 +1,149 @@
+"""Tells people: from the journal to the targets that a job names, at least once, and the same only once an hour.
+
+Runs in the loop's thread but for the sends, each of which has a thread of its own that ends with the process. What is
+to be told is in the books before it is sent and marked there after it: a restart in between tells it again, which a
+person can bear, and forgets nothing. A target that fails holds up neither the job nor another target.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from jobspecs.problems import SpecErrors
+from orchestrator.config import load_config
+from orchestrator.model import Job, Outcome
+from orchestrator.store.notices import News
+from orchestrator.store.rows import Entry, Notice
+from orchestrator.targets import NotSent, Target, send
+
+if TYPE_CHECKING:
+    from orchestrator.loop import Loop
+
+LOOK_EVERY_S = 1.0
+RETRY_S = (5.0, 30.0, 120.0, 600.0, 1800.0)  # then given up: an hour late it is no news
+STUCK_S = 90.0  # a send that has not come back by then (a name server that hangs) counts as failed
+
+log = structlog.get_logger()
+
+
+class Notifier:
+    """The notifications of one loop."""
+
+    def __init__(self, loop: Loop, post: Callable[[Target, str, str], None] = send) -> None:
+        self._loop, self._send = loop, post
+        self._look_at = 0.0
+        self._under_way: dict[str, tuple[int, float]] = {}  # target -> the notice, and since when (boot)
+        self._answers: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
+
+    def look(self, boot: float) -> None:
+        """Take answers, make news of what the journal says since the last look, and send what is due."""
+        if boot < self._look_at:
+            return
+        self._look_at = boot + LOOK_EVERY_S
+        self._take_answers(boot)
+        store, now = self._loop.store, self._loop.clock.utc()
+        entries = store.news_since()
+        due = store.due_notices(now)
+        if not entries and not due:
+            return
+        targets = self._targets()
+        if entries:
+            store.put_news(entries[-1].id, [news for entry in entries for news in self._news(entry, targets)], now)
+            due = store.due_notices(now)
+        for notice in due:
+            self._start(notice, targets, boot)
+
+    def _targets(self) -> Mapping[str, Target]:
+        """As the config has them now: a target may have been added, or mended, since the controller started."""
+        try:
+            return load_config(self._loop.home).notify
+        except SpecErrors as error:
+            log.warning("config", error=str(error))
+            return self._loop.config.notify
+
+    def _news(self, entry: Entry, targets: Mapping[str, Target]) -> Iterator[News]:
+        job = self._loop.store.job(entry.job) if entry.job else None
+        found = news_of(entry, job)
+        if found is None:
+            return
+        topic, key, title, body = found
+        names = job.spec.get("notify") or () if job is not None else tuple(targets)
+        for name in names:
+            target = targets.get(name)
+            if target is None or topic in target.topics:
+                yield News(entry.job, name, key, title, body)
+
+    def _start(self, notice: Notice, targets: Mapping[str, Target], boot: float) -> None:
+        if notice.target in self._under_way:
+            return  # one at a time: the order stays
+        target = targets.get(notice.target)
+        if target is None:
+            self._tried(notice, "the config has no such target any more")
+            return
+        self._under_way[notice.target] = (notice.id, boot)
+
+        def work() -> None:
+            try:
+                self._send(target, notice.title, notice.body)
+                error = ""
+            except NotSent as why:
+                error = str(why)
+            except Exception as bug:  # whatever a plugin can raise must come back as an answer
+                error = type(bug).__name__
+            self._answers.put((notice.target, notice.id, error))
+
+        threading.Thread(target=work, name=f"notify-{notice.target}", daemon=True).start()
+
+    def _take_answers(self, boot: float) -> None:
+        while not self._answers.empty():
+            name, number, error = self._answers.get()
+            if self._under_way.get(name, (None,))[0] == number:
+                del self._under_way[name]
+                self._tried_by(number, error)
+        for name, (number, since) in list(self._under_way.items()):
+            if boot - since >= STUCK_S:
+                del self._under_way[name]
+                self._tried_by(number, "no answer for a minute and a half")
+
+    def _tried_by(self, number: int, error: str) -> None:
+        for notice in self._loop.store.due_notices(float("inf"), limit=1000):
+            if notice.id == number:
+                self._tried(notice, error)
+
+    def _tried(self, notice: Notice, error: str) -> None:
+        now = self._loop.clock.utc()
+        again = now + RETRY_S[notice.tries] if error and notice.tries < len(RETRY_S) else None
+        self._loop.store.notice_tried(notice.id, now, error, again)
+        if error:
+            log.warning("not notified", target=notice.target, job=notice.job, error=error, tries=notice.tries + 1)
+
+
+def news_of(entry: Entry, job: Job | None) -> tuple[str, str, str, str] | None:
+    """(topic, key, title, body) of a line of the journal; None when nobody needs to hear of it."""
+    name = job.name if job is not None else "gpujob"
+    see = f"gpujob describe {name}" if job is not None else "gpujob audit"
+    if entry.kind == "set_outcome" and job is not None:
+        won = job.outcome is Outcome.DONE
+        title = f"{name} is done" if won else f"{name} {job.outcome}: {job.reason}"
+        lines = [job.detail, f"results: {job.results_dir}" if job.results_dir else "", see]
+        return "outcome", f"outcome:{entry.id}", title, _body(lines)
+    if entry.kind.startswith("alarm:"):
+        kind = entry.kind.removeprefix("alarm:")
+        topic = "release" if kind.startswith("release") else "alarm"
+        return topic, entry.kind, f"{name}: {kind}", _body([entry.text, see])
+    if entry.kind == "release" and entry.data.get("interrupted"):
+        lines = [str(entry.data.get("detail", "")), f"machine {entry.rental}; the job goes on elsewhere", see]
+        return "reclaim", "reclaim", f"{name}: its machine was taken", _body(lines)
+    if entry.kind == "wait_for_capacity" and not entry.data.get("clear"):
+        lines = ["no machine is free within its prices and places; it goes on asking", see]
+        return "waiting", "waiting", f"{name} waits for a machine", _body(lines)
+    return None
+
+
+def _body(lines: list[str]) -> str:
+    return "\n".join(line for line in lines if line)
