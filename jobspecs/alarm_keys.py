@@ -65,6 +65,9 @@ class Alarms(Block):
     reclaims: NearAlarm | None = Field(None, description="Reclaims within six hours. 3.")
     ttl_near: NearAlarm | None = Field(None, description="The hard end comes before the work is done. 30m before.")
     budget_near: NearAlarm | None = Field(None, description="The budget ends before the work is done. 80 %.")
+    warm_up: f.DurationField | None = Field(
+        None, description="Not looked at so long after the first step (5m), or without steps after the start (15m)."
+    )
     off: Annotated[tuple[AlarmName, ...], BeforeValidator(f.one_or_many)] = Field(
         (), description="Alarms that are not wanted."
     )

@@ -141,6 +141,7 @@ class Health:
             reclaims_per_h=expected if offer.spot else 0.0,
             launcher=LAUNCHERS.search(spec.run) is not None,
             serve=spec.workload == "serve",
+            warm_s=warm_up_of(spec),
             rules=rules_of(spec),
         )
 
@@ -174,6 +175,12 @@ def error_of_row(error: StoreError) -> bool:
     return type(error) is StoreError
 
 
+def warm_up_of(spec: JobSpec) -> float | None:
+    """Seconds that the spec gives a run before its pace counts; None: the rules' own."""
+    warm_up = spec.alarms.warm_up if spec.alarms is not None else None
+    return None if warm_up is None else float(warm_up.seconds)
+
+
 def rules_of(spec: JobSpec) -> Mapping[str, Rule]:
     """The thresholds that the spec sets, by the kind of the alarm."""
     if spec.alarms is None:
@@ -181,7 +188,7 @@ def rules_of(spec: JobSpec) -> Mapping[str, Rule]:
     found: dict[str, Rule] = {}
     for key in type(spec.alarms).model_fields:
         own = getattr(spec.alarms, key)
-        if key == "off" or own is None:
+        if key in ("off", "warm_up") or own is None:
             continue
         values = own.model_dump()
         found[key.replace("_", "-")] = Rule(

@@ -106,6 +106,7 @@ class Look:
     reclaims_per_h: float = 0.0  # expected
     launcher: bool = True  # `run` starts one process a card
     serve: bool = False
+    warm_s: float | None = None  # the spec's own warm-up
     rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def rule(self, kind: str) -> Rule:
@@ -143,8 +144,8 @@ class Look:
         began = first if self.began_at is None else min(first, self.began_at) if first - self.began_at > 600 else first
         stepped = [p.at for p in self.run if p.step == p.step]
         if not stepped:
-            return began + WARM_WITHOUT_STEPS_S
-        return min(stepped[0] + WARM_S, began + WARM_MAX_S)
+            return began + (WARM_WITHOUT_STEPS_S if self.warm_s is None else self.warm_s)
+        return min(stepped[0] + (WARM_S if self.warm_s is None else self.warm_s), began + WARM_MAX_S)
 
     @cached_property
     def calm(self) -> list[Point]:

@@ -409,7 +409,9 @@ def test_thresholds_stops_and_what_is_switched_off() -> None:
 
 
 def test_the_spec_has_a_key_for_every_alarm_and_only_those_that_can_end_a_job_stop() -> None:
-    keys = {name.replace("_", "-"): field for name, field in Alarms.model_fields.items() if name != "off"}
+    keys = {
+        name.replace("_", "-"): field for name, field in Alarms.model_fields.items() if name not in ("off", "warm_up")
+    }
     assert set(keys) == set(KINDS)
     assert set(KINDS) > WASTE
     for name, field in keys.items():
@@ -419,6 +421,15 @@ def test_the_spec_has_a_key_for_every_alarm_and_only_those_that_can_end_a_job_st
         for threshold in ("percent", "duration", "count"):
             if not math.isnan(told[threshold]):
                 assert threshold in block.model_fields, f"{name} has no {threshold}"
+
+
+def test_a_warm_up_of_the_specs_own() -> None:
+    points = hours(30, used(40, 0))
+    assert kinds(look_at(points[:18])) == []
+    assert kinds(look_at(points[:18], warm_s=60.0, rules={"gpu-util-below": Rule(duration=600.0)})) == [
+        "gpu-util-below"
+    ]
+    assert kinds(look_at(points, warm_s=1700.0)) == []
 
 
 def test_a_silent_machine_says_nothing() -> None:
