@@ -183,8 +183,8 @@ class Loop:
         self._settle()
         now = self.clock.boot()
         self.board.write(self.store, self.clock.utc(), now)
-        self.health.look(now)
-        self.notifier.look(now)
+        self._guarded("health", self.health.look, now)
+        self._guarded("notify", self.notifier.look, now)
         for job in [job for job, at in self.due.items() if at <= now]:
             self._guarded(job, self.decide, job)
 

@@ -30,7 +30,8 @@ class Recorder:
         self._skew = 0.0
         self._stage = 0.0
         self._run = ""
-        self._step = self._rate = NAN
+        self._step = ("", NAN)  # and the run that named it: its log may come before the word that it runs
+        self._rate = ("", NAN)
         self._log = self._saved = 0.0
         self._broken = False
 
@@ -46,22 +47,22 @@ class Recorder:
             for key, run in (runs if isinstance(runs, dict) else {}).items()
             if isinstance(run, dict) and run.get("state") in STAGES
         ]
-        key, stage = max(live, key=lambda each: each[1], default=("", 0.0))
-        if key != self._run:
-            self._step = self._rate = NAN  # of another run
-        self._run, self._stage = key, stage
+        self._run, self._stage = max(live, key=lambda each: each[1], default=("", 0.0))
 
     def logged(self, count: int) -> None:
         """So many bytes of a run's log came."""
         self._log += count
 
-    def step(self, step: float) -> None:
-        """The job named its step."""
-        self._step = step
+    def step(self, run: str, step: float) -> None:
+        """A run named its step."""
+        self._step = (run, step)
 
-    def rate(self, rate: float) -> None:
-        """The job named its own throughput."""
-        self._rate = rate
+    def rate(self, run: str, rate: float) -> None:
+        """A run named its own throughput."""
+        self._rate = (run, rate)
+
+    def _of_run(self, said: tuple[str, float]) -> float:
+        return said[1] if said[0] == self._run else NAN
 
     def saved(self) -> None:
         """A checkpoint became complete."""
@@ -74,7 +75,8 @@ class Recorder:
         if at > now or at <= 0:
             at = now
         late = now - at > LATE_S
-        own = {} if late else {"step": self._step, "rate": self._rate, "log": self._log, "saved": self._saved}
+        progress = {"step": self._of_run(self._step), "rate": self._of_run(self._rate)}
+        own = {} if late else {**progress, "log": self._log, "saved": self._saved}
         point = point_of(sample, at, **{"stage": self._stage, **own})
         if not late:
             self._log = self._saved = 0.0

@@ -233,7 +233,7 @@ class MachineWatch:
         if stage == "run":
             seen = progress(data.decode("utf-8", "replace"), self._regex, self._total)
             if seen is not None:
-                self._recorder.step(seen.step)
+                self._recorder.step(run, seen.step)
                 self._post(ProgressSeen(self.rental, run, seen.step, seen.total))
 
     def _writer(self, run: str, stage: str) -> LogWriter:

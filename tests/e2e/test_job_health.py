@@ -49,7 +49,7 @@ while :; do sleep 0.2; done
 
 def low_use(world: World, rental: str) -> None:
     """The stand-in card shows 12 % from now on."""
-    source = world.folder(rental).parents[1] / "gpus.json"
+    source = world.folder(rental).parents[1] / "etc/gpus.json"
     shown = json.loads(source.read_text())
     shown["gpus"][0]["utilization.gpu"] = 12
     shown["gpus"][0]["memory.used"] = 20_000
@@ -65,7 +65,7 @@ def test_low_use_is_told_and_a_hung_run_saves_and_ends(tmp_path: Path, hook: tup
         stop = {"stalled": {"for": "20s", "stop": True}, "off": ["gpu_util_below"]}
         hung = world.spec("hung", HANGS, notify=["me"], alarms=stop, checkpoint={"pattern": "step_{n}"})
         world.apply(slow)
-        world.until(lambda: [r for r in world.rentals("slow") if r.ready_at], "a machine")
+        world.until_said("slow", "step 1")  # earlier it would be a bad host with memory in use
         low_use(world, world.rentals("slow")[0].id)
         world.apply(hung)
 

@@ -43,10 +43,10 @@ def test_a_sample_carries_what_the_run_said_since_the_last_one(bench: Bench) -> 
     bench.recorder.status(running())
     bench.recorder.logged(100)
     bench.recorder.logged(20)
-    bench.recorder.step(7.0)
+    bench.recorder.step("t0.1", 7.0)
     bench.recorder.saved()
     bench.sample()
-    bench.recorder.step(9.0)
+    bench.recorder.step("t0.1", 9.0)
     bench.sample()
     told = [(p.stage, p.step, p.log, p.saved) for p in bench.told]
     assert told == [(RUNNING, 7.0, 120.0, 1.0), (RUNNING, 9.0, 0.0, 0.0)]
@@ -55,7 +55,7 @@ def test_a_sample_carries_what_the_run_said_since_the_last_one(bench: Bench) -> 
 
 def test_a_step_of_another_run_is_not_kept(bench: Bench) -> None:
     bench.recorder.status(running())
-    bench.recorder.step(700.0)
+    bench.recorder.step("t0.1", 700.0)
     bench.recorder.status(running("setup", "t0.2"))
     bench.sample()
     assert bench.told[0].stage == 1.0
@@ -65,9 +65,17 @@ def test_a_step_of_another_run_is_not_kept(bench: Bench) -> None:
     assert bench.told[1].stage == 0.0
 
 
+def test_a_log_that_comes_before_the_word_that_the_run_runs_is_not_lost(bench: Bench) -> None:
+    bench.recorder.logged(14)
+    bench.recorder.step("t0.1", 7.0)
+    bench.recorder.status(running())
+    bench.sample()
+    assert (bench.told[0].step, bench.told[0].log) == (7.0, 14.0)
+
+
 def test_samples_of_a_time_when_nobody_listened_are_put_where_they_belong(bench: Bench) -> None:
     bench.recorder.status(running())
-    bench.recorder.step(5.0)
+    bench.recorder.step("t0.1", 5.0)
     for minutes in (30, 20, 10):
         bench.recorder.sample({"at": NOW - 60.0 * minutes, "cpu": 1.0})
     assert bench.told == []
