@@ -63,9 +63,6 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "completion": ("print completion for bash, zsh or tcsh", "completion"),
 }
 
-#: Verbs that are named in the documentation and come with a later version.
-LATER: frozenset[str] = frozenset()
-
 #: What people type out of habit -> what to type here. Nothing is done, since `stop` elsewhere goes on billing.
 REDIRECTIONS: Mapping[str, str] = {
     "stop": "gpujob cancel JOB   (saves, brings results home and releases the machine; nothing is only paused)",
@@ -146,8 +143,6 @@ def unknown_verb(word: str) -> CliError:
     """What to say to a word that is no verb: the right command, the nearest verb, or where to look."""
     if word in REDIRECTIONS:
         return CliError(f"there is no `gpujob {word}`; nothing was done", next=REDIRECTIONS[word])
-    if word in LATER:
-        return CliError(f"`gpujob {word}` is not in this version yet; nothing was done", next="see `gpujob --help`")
     near = difflib.get_close_matches(word, [*VERBS, *REDIRECTIONS], n=1, cutoff=0.6)
     if near:
         verb = near[0]

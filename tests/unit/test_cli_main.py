@@ -49,13 +49,6 @@ def test_a_redirection_names_the_right_command_and_does_nothing(
     assert not home.exists()
 
 
-@pytest.mark.parametrize("word", sorted(commands.LATER))
-def test_verbs_of_later_versions_say_so(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert word not in VERBS
-    assert main.main([word]) == 2
-    assert "not in this version yet" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("word", "answer"),
     [("aply", "gpujob apply"), ("desribe", "gpujob describe"), ("job.yaml", "gpujob apply job.yaml"), ("xq", "--help")],
