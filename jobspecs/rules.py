@@ -107,6 +107,17 @@ def _environment(spec: JobSpec) -> Iterator[Broken]:
             yield Broken(("env", "secrets"), ("env", name), f"{name} is in secrets too", "keep it in secrets only")
 
 
+def _finish(spec: JobSpec) -> Iterator[Broken]:
+    if spec.finish_by is None:
+        return
+    if spec.workload == "serve":
+        reason = "a serve job ends at its ttl"
+        yield Broken(("finish_by", "workload"), ("finish_by",), reason, "leave finish_by out")
+    for key in ("sweep", "batch", "replicas"):
+        if getattr(spec, key) is not None:
+            yield Broken(("finish_by", key), ("finish_by",), f"cannot be combined with {key}", "leave it out")
+
+
 def _landing(spec: JobSpec) -> Iterator[Broken]:
     seen: dict[str, int] = {}
     for position, entry in enumerate(spec.data):
@@ -174,7 +185,7 @@ def _search(sweep: Sweep) -> Iterator[Broken]:
 
 
 _RULES: tuple[Callable[[JobSpec], Iterator[Broken]], ...] = (
-    _times, _spot, _money, _model, _image, _environment, _landing, _many, _sweep
+    _times, _spot, _money, _model, _image, _environment, _finish, _landing, _many, _sweep
 )  # fmt: skip
 
 _URI = re.compile(r"^([a-z][a-z0-9+.-]*://|[A-Za-z][A-Za-z0-9_-]+:(?!/|\\))")
@@ -187,7 +198,6 @@ def is_remote(place: str) -> bool:
 
 # Keys without code behind them: (key, what to do instead). The work that serves a key removes its line.
 NOT_YET: tuple[tuple[str, str], ...] = (
-    ("finish_by", "leave it out; ttl is the hard end"),
     ("batch", "put the loop over the items into run"),
 )
 

@@ -429,6 +429,7 @@ class Policy:
     vram_more_gb: float = 0.0  # what every further card needs for itself
     work: Work | None = None
     crew: Crew | None = None  # of a job of many tasks
+    finish_by: float | None = None  # UTC; steers spot against on-demand, ends nothing
     currency: str = ""  # of price_cap and budget; empty: that of every offer
     rates: Mapping[str, Decimal] = field(default_factory=dict)  # currency -> what one unit is worth in `currency`
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 
 from orchestrator.budget import to_finish
 from orchestrator.model import Policy, Reason
+from orchestrator.pace import ANY, Pace
 from providers.base import Offer
 
 RECLAIMED_PENALTY = Decimal("1.25")  # a pool that was just reclaimed counts a quarter dearer: its rework is likely
@@ -78,16 +79,28 @@ def rank(
     policy: Policy,
     resting: Mapping[str, str],
     losses_without_progress: int = 0,
+    pace: Pace = ANY,
 ) -> Ranking:
     """Order the offers that may be taken by what they cost in the end, with the reasons for the rest.
 
     `auto` that has left spot after losses comes back to it when nothing on demand may be taken: the price cap of a spot
-    offer is often below every price on demand, and the losses are bounded elsewhere.
+    offer is often below every price on demand, and the losses are bounded elsewhere. A deadline's `pace` comes first.
     """
+    if pace.kind != "any":
+        return _paced(tuple(offers), policy, resting, pace)
     ranking = _rank(offers := tuple(offers), policy, resting, spot_allowed(policy, losses_without_progress))
     if not ranking.ranked and losses_without_progress:
         return _rank(offers, policy, resting, spot_allowed(policy, 0))
     return ranking
+
+
+def _paced(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str], pace: Pace) -> Ranking:
+    """By the rules of `pace`; on demand falls back to spot, since a late machine is better than none."""
+    first = _rank(offers, policy, resting, spot=pace.kind != "demand")
+    if first.ranked or pace.kind == "spot-or-wait":
+        return first
+    second = _rank(offers, policy, resting, spot=pace.kind == "demand")
+    return second if second.ranked else _rank(offers, policy, resting, None)
 
 
 def in_the_end(offer: Offer, policy: Policy) -> Decimal:
@@ -116,7 +129,7 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
     if account is not None:
         return LeftOut(offer, account, "account", Reason.QUOTA if account.startswith("quota") else Reason.PROVIDER)
     if spot is not None and offer.spot is not spot:
-        return LeftOut(offer, "spot needs a resumable job" if offer.spot else "only spot was asked for", "spot")
+        return LeftOut(offer, _not_wanted(offer, policy), "spot")
     held, needed = offer.vram_gb * offer.gpu_count, policy.vram_gb + policy.vram_more_gb * (offer.gpu_count - 1)
     if policy.vram_gb and held < needed:
         return LeftOut(offer, f"{held} GB of GPU memory, the model needs {needed:.4g}", "model")
@@ -135,3 +148,9 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
     if refused is not None:
         return LeftOut(offer, f"refused lately: {refused}", "capacity")
     return None
+
+
+def _not_wanted(offer: Offer, policy: Policy) -> str:
+    if policy.finish_by is not None and policy.resumable and policy.spot == "auto":
+        return "finish_by leaves no time for spot" if offer.spot else "waiting for spot: finish_by leaves time"
+    return "spot needs a resumable job" if offer.spot else "only spot was asked for"

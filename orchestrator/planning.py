@@ -16,6 +16,7 @@ from jobspecs.rules import is_remote
 from orchestrator.budget import affordable_end, reserve, worst_case
 from orchestrator.history import UNKNOWN, History
 from orchestrator.model import Job, Policy
+from orchestrator.pace import ANY, Pace, pace_at
 from orchestrator.placement import LeftOut, in_the_end, rank
 from orchestrator.policy import currency_of, estimate_of, policy_of, price_cap_of
 from providers.base import Ask, Caps, Offer
@@ -107,6 +108,7 @@ class Plan:
     needs_awake: tuple[Need, ...]
     history: History = UNKNOWN
     memory: Estimate | None = None  # of `model`
+    pace: Pace = ANY  # what `finish_by` asks for now
 
     @property
     def chosen(self) -> Offer | None:
@@ -123,17 +125,23 @@ def make_plan(
     providers: tuple[str, ...],
     history: History = UNKNOWN,
     money: Exchange = DOLLARS,
+    now: float = 0.0,
 ) -> Plan:
-    """The plan of one spec. `providers` are those that may be used; `resting` is what refused lately -> why."""
+    """The plan of one spec at `now` (UTC). `providers` are those that may be used; `resting` is what refused lately ->
+    why.
+    """
     offers = [offer for quote in quotes for offer in quote.offers]
     currency = _currency(spec, offers, money)
     policy = policy_of(spec, _bare_job(spec, currency), history)
     policy = replace(policy, providers=providers, rates=money.rates_to(currency))
-    first = rank(offers, policy, resting)
+    pace = pace_at(now, now, 0.0, policy)
+    first = rank(offers, policy, resting, pace=pace)
+    if pace is not ANY:  # it may have to go on demand, which the price of a spot machine would forbid
+        first = rank(offers, policy, resting, pace=Pace("demand"))
     cheapest = first.ranked[0] if first.ranked else None
     cap = price_cap_of(spec, in_own_money(cheapest, policy).hourly if cheapest else None)
     policy = replace(policy, price_cap=cap)
-    ranking = rank(offers, policy, resting)
+    ranking = rank(offers, policy, resting, pace=pace)
     chosen = ranking.ranked[0] if ranking.ranked else None
     caps = next((quote.caps for quote in quotes if chosen and quote.provider == chosen.provider), None)
     play = bool(caps and caps.play)
@@ -160,6 +168,7 @@ def make_plan(
         needs_awake=needs_awake(spec, policy),
         history=history,
         memory=estimate_of(spec),
+        pace=pace,
     )
 
 

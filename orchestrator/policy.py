@@ -147,6 +147,7 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         vram_gb=memory.need if memory is not None else 0.0,
         vram_more_gb=memory.more_per_card if memory is not None else 0.0,
         work=work_of(spec, history),
+        finish_by=spec.finish_by.timestamp() if spec.finish_by is not None else None,
         currency=job.currency,
         crew=crew_of(spec),
     )

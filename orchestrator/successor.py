@@ -20,6 +20,7 @@ from orchestrator.actions import (
 )
 from orchestrator.draft import Draft
 from orchestrator.model import Facts, Job, Outcome, Policy, Reason, RentalFacts, RentalPhase, Unknown
+from orchestrator.pace import pace_of
 from orchestrator.verdict import judge
 from orchestrator.work import outcome_of
 from providers.base import Offer
@@ -167,7 +168,15 @@ def _exhausted(draft: Draft) -> bool:
 
 def _open(draft: Draft, offers: tuple[Offer, ...]) -> None:
     facts, policy, job = draft.facts, draft.policy, draft.facts.job
-    ranking = placement.rank(offers, policy, facts.resting, resume.losses_without_progress(facts))
+    pace = pace_of(facts, policy)
+    ranking = placement.rank(offers, policy, facts.resting, resume.losses_without_progress(facts), pace)
+    if not ranking.ranked and pace.until is not None and ranking.blocked is None:
+        # By choice, so the bound on waiting for capacity does not count
+        draft.say(
+            "RECOVERING" if facts.rentals else "PENDING", f"waiting for spot: {pace.why}", "asked again every minute"
+        )
+        draft.wake(max(draft.now + 1.0, min(pace.until, draft.now + OFFERS_FRESH_S)))
+        return
     if not ranking.ranked:
         _wait(draft, ranking)
         return
@@ -184,7 +193,9 @@ def _open(draft: Draft, offers: tuple[Offer, ...]) -> None:
         "RECOVERING" if facts.rentals else "PROVISIONING",
         f"renting {offer.gpu or 'a CPU machine'} at {offer.provider}",
     )
-    draft.do(OpenRental(offer, end, reason, reserve), f"{offer.provider} {offer.key} is the cheapest to finish")
+    draft.do(
+        OpenRental(offer, end, reason, reserve), pace.why or f"{offer.provider} {offer.key} is the cheapest to finish"
+    )
 
 
 def _wait(draft: Draft, ranking: placement.Ranking) -> None:

@@ -111,6 +111,7 @@ def show(prepared: list[Prepared], output: str) -> None:
 def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     """Freeze the workdir, ask for offers, and work the plan out."""
     from jobspecs.schema import spec_hash, to_document
+    from orchestrator.clock import SystemClock
     from orchestrator.planning import Exchange, ask_for, make_plan
     from orchestrator.policy import ask_of
     from orchestrator.sources.listing import manifests_of
@@ -130,6 +131,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         names,
         history,
         Exchange(config.currency, config.rates_to),
+        SystemClock().utc(),
     )
     return Prepared(
         tasks=tasks,

@@ -78,6 +78,10 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
         "spot": {
             "reclaims_per_h": choice.reclaims_per_h, "breakeven_per_h": choice.breakeven_per_h,
         } if choice else None,
+        "finish_by": {
+            "rule": plan.pace.kind, "why": plan.pace.why or None,
+            "spot_until": utc_z(plan.pace.until),
+        } if plan.policy.finish_by is not None else None,
         "memory": {
             "need_gb": round(plan.memory.need, 3), "more_per_card_gb": round(plan.memory.more_per_card, 3),
             "bigger": offer_json(prepared.bigger, plan.play) if prepared.bigger else None,

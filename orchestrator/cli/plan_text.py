@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.output import local_time, money, size, span, table
 from orchestrator.cli.plan_json import warnings_of
 from orchestrator.comparison import billing_mode, removed, spot_choice
+from orchestrator.pace import net_at, steers_nothing
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
@@ -41,6 +42,7 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     yield ""
     yield from _memory(prepared)
     yield from _basis(plan)
+    yield from _finish(plan)
     yield from _money(plan, prepared)
     yield ""
     yield "ENDS THE MACHINE   stops the bill without this computer?"
@@ -154,6 +156,22 @@ def _basis(plan: Plan) -> Iterator[str]:
         yield f"spot       cheaper in the end below {choice.breakeven_per_h:.2g} reclaims an hour; counted with {rate}"
 
 
+def _finish(plan: Plan) -> Iterator[str]:
+    """What `finish_by` does, or why it does nothing."""
+    by, work = plan.policy.finish_by, plan.policy.work
+    if by is None:
+        return
+    words = {
+        "any": steers_nothing(plan.policy),
+        "spot-first": "spot, or on demand where there is none",
+        "spot-or-wait": "spot, which is waited for while ahead of an even pace",
+        "demand": plan.pace.why,
+    }[plan.pace.kind]
+    yield f"finish by  {local_time(by)}: {words}"
+    if work is not None and plan.pace.kind.startswith("spot"):
+        yield f"           on demand from {local_time(net_at(by, work))} on, later by what is done until then"
+
+
 def _memory(prepared: Prepared) -> Iterator[str]:
     """What `model` needs, and what would fit where the cards asked for do not hold it."""
     from orchestrator.cli.estimate import bigger, gb, instead, need_text, title
@@ -196,7 +214,8 @@ def _offer_cells(offer: Offer, play: bool) -> tuple[str, ...]:
 def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
     currency, play, spec = plan.currency, plan.play, prepared.spec
     if plan.price_cap is not None:
-        why = "max_price" if plan.price_cap_given else "1.5 x the offer shown"
+        shown = "the cheapest on demand, for finish_by" if plan.pace.kind != "any" else "the offer shown"
+        why = "max_price" if plan.price_cap_given else f"1.5 x {shown}"
         yield f"price cap  {money(plan.price_cap, currency, play)}/h ({why}); a dearer offer waits"
     if plan.expected_cost is not None:
         yield f"expected   {_total(plan.expected_cost, plan, play)} for the whole job, startup and rework included"

@@ -123,7 +123,6 @@ def test_placeholders_are_kept_for_the_places_that_fill_them() -> None:
     ("line", "keys"),
     [
         ("model: {params: 7B, method: lora}", []),
-        ("finish_by: 2026-12-01T00:00:00Z", ["finish_by"]),
         ("sweep: {list: [{a: 1}], budget: 1}", []),
         ("batch: {items: 'x/*'}", ["batch"]),
         ("replicas: 2", []),
