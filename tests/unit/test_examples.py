@@ -27,7 +27,16 @@ def load(path: Path) -> JobSpec:
 
 
 def test_the_promised_examples_are_there() -> None:
-    assert {path.parent.name for path in SPECS} == {"configs", "demo", "four-lines", "live", "lora", "serve", "slurm"}
+    assert {path.parent.name for path in SPECS} == {
+        "configs",
+        "demo",
+        "four-lines",
+        "live",
+        "lora",
+        "serve",
+        "slurm",
+        "sweep",
+    }
 
 
 @names
