@@ -259,7 +259,9 @@ Artifacts = Annotated[
     ],
     Discriminator(_artifacts_kind),
 ]
-Allowance = Literal["cross-region", "dirty", "unverified-hosts", "large-workdir", "ttl-needs-controller"]
+Allowance = Literal[
+    "cross-region", "dirty", "unverified-hosts", "large-workdir", "ttl-needs-controller", "replace-slow"
+]  # fmt: skip
 
 
 class JobSpec(Block):

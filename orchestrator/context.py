@@ -39,6 +39,7 @@ def context_of(
         data_mount=mine.caps.data_mount if mine is not None else "",
         bad_before=tuple(r.rental.detail for r in facts.rentals if r.rental.reason is Reason.BAD_HOST),
         smoked=run is not None and ordering and smoked(loop, facts, run),
+        usual_speed=_usual_speed(loop, rental) if ordering else {},
         ends=_ends(facts, policy, rental) if ordering and policy.crew is None else {},
     )
 
@@ -54,6 +55,13 @@ def smoked(loop: Loop, facts: Facts, run: Assignment) -> bool:
     if any(a.key in earlier and a.exit is not None and a.exit.stage == "run" for a in facts.assignments):
         return True
     return any(f"{p.task}.{p.n}" in earlier and p.phase == "run" for p in loop.store.progress(facts.job.id))
+
+
+def _usual_speed(loop: Loop, rental: Rental) -> dict[str, float]:
+    offer = rental.offer
+    if not offer.gpu or offer.stand_in:
+        return {}
+    return loop.store.benchmarks(offer.gpu, offer.gpu_count, rental.id)
 
 
 def _ends(facts: Facts, policy: Policy, rental: Rental) -> dict[str, float]:

@@ -75,6 +75,7 @@ class Context:
     data_mount: str = ""  # the provider's data disk on the machine
     bad_before: tuple[str, ...] = ()  # why earlier machines of the job were given back as bad
     smoked: bool = False  # an earlier run of this wish has passed its smoke
+    usual_speed: Mapping[str, float] = field(default_factory=dict)  # of such cards: tflops, allreduce_gbps
     ends: Mapping[str, float] = field(default_factory=dict)  # ttl, budget: UTC, as they are now
     task: Task | None = None
     limit_s: float | None = None  # seconds that the run may last by its leg's own ttl and money ...

@@ -6,6 +6,7 @@ know the question, or a tool that prints junk, must not cost a good machine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,17 @@ from orchestrator.store.rows import Preflight
 if TYPE_CHECKING:
     from orchestrator.ssh import Connection
 
-LOOK_S = 30.0  # the agent itself is done within 15 s; the rest is a slow line
+LOOK_S = 30.0  # the agent itself is done within 18 s; the rest is a slow line
 DRIFT_SHOWN = 4
 FINDING_KEYS = ("name", "klass", "measured", "wanted", "next")
 ALWAYS_NVLINK = ("-SXM", "B200", "B300")
+
+#: The program may run in another Python than the one that is looked at: then nothing is concluded from that.
+OTHER_PYTHON = re.compile(
+    r"\b(conda|mamba|micromamba|docker|podman|apptainer|singularity|srun|enroot)\b"
+    r"|\b(uv|poetry|pixi|pipenv|pdm|hatch) run\b"
+    r"|(?<!\.venv)(?<!\bvenv)/bin/(python|activate|torchrun|accelerate)"
+)
 
 Record = dict[str, Any]
 
@@ -90,10 +98,23 @@ def stop_for(record: Record) -> None:
 
 
 def look_wanted(context: Context) -> dict[str, Any]:
-    """The order's `look`: cards that the job's Python must see after setup. A stand-in card stops nothing."""
+    """The order's `look`: cards that the job's Python must see after setup.
+
+    A stand-in card stops nothing, nor does a Python that the scripts may not use.
+    """
     assert context.rental is not None
-    order = order_of(context)
-    return {"gpus": order.gpu_count, "stop": order.gpu_count > 0 and not context.rental.offer.stand_in}
+    order, spec, real = order_of(context), context.spec, not context.rental.offer.stand_in
+    cards = order.gpu_count
+    if not cards:
+        return {"gpus": 0}
+    elsewhere = OTHER_PYTHON.search(f"{spec.smoke or ''}\n{spec.run}") is not None
+    return {
+        "gpus": cards,
+        "stop": real and not elsewhere,
+        "benchmark": real,
+        "reference": dict(context.usual_speed),
+        "replace": "replace-slow" in spec.allow,
+    }
 
 
 def smoke_wanted(context: Context, now: float) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from orchestrator.agent.events import record_event
 
 AFTER_SETUP_S = 120.0  # importing torch from a cold disk takes up to a minute
 PACKAGES_KEPT = 800  # names with versions: 25 KiB of an event line's 64
+SLOW_WARN, SLOW_REPLACE = 0.10, 0.20  # below the median of the class
 EX_CONFIG = 78  # of sysexits.h; the exit code of a run that was stopped for what a look found
 
 #: What CUDA says when the machine is to blame; all else is the environment's doing.
@@ -40,7 +41,29 @@ try:
     found["packages"] = sorted({"%s==%s" % pair for pair in known if pair[0]})
 except Exception as error:
     found["packages_error"] = str(error)
-if sys.argv[1:] != ["0"]:
+def bench(torch, cuda, devices):
+    import time
+    def timed(work, times):
+        work()
+        for i in range(devices):
+            cuda.synchronize(i)
+        began = time.perf_counter()
+        for _ in range(times):
+            work()
+        for i in range(devices):
+            cuda.synchronize(i)
+        return (time.perf_counter() - began) / times
+    n, speeds = 4096, []
+    for i in range(devices):
+        a = torch.randn(n, n, device="cuda:%d" % i, dtype=torch.float16)
+        speeds.append(round(2.0 * n ** 3 / timed(lambda: a @ a, 20) / 1e12, 2))
+    measured = {"tflops": min(speeds), "tflops_each": speeds}
+    if devices > 1:
+        parts = [torch.randn(64 << 20, device="cuda:%d" % i, dtype=torch.float16) for i in range(devices)]
+        seconds = timed(lambda: cuda.nccl.all_reduce(parts), 5)
+        measured["allreduce_gbps"] = round(2.0 * (devices - 1) / devices * (128 << 20) / seconds / 1e9, 2)
+    return measured
+if sys.argv[1:2] != ["0"]:
     try:
         import importlib.util
         if importlib.util.find_spec("torch") is not None:
@@ -60,6 +83,11 @@ if sys.argv[1:] != ["0"]:
                         torch_found["names"] = [cuda.get_device_name(i) for i in range(torch_found["devices"])]
                         torch_found["capability"] = list(cuda.get_device_capability(0))
                         torch_found["archs"] = list(cuda.get_arch_list())
+                        if sys.argv[2:3] == ["bench"]:
+                            try:
+                                torch_found["benchmark"] = bench(torch, cuda, torch_found["devices"])
+                            except Exception as error:
+                                torch_found["benchmark_error"] = str(error)[:300]
                 except Exception as error:
                     torch_found["error"] = str(error)[:500]
             if heard and "error" not in torch_found and not torch_found["available"]:
@@ -93,7 +121,14 @@ class EnvironmentLook:
         cards = str(wanted.get("gpus") or 0)
         with contextlib.suppress(OSError):  # no such Python: nothing is known
             self.process = subprocess.Popen(
-                [*(inside or []), *job_python(work), "-c", JOB_PROBE, cards],
+                [
+                    *(inside or []),
+                    *job_python(work),
+                    "-c",
+                    JOB_PROBE,
+                    cards,
+                    "bench" if wanted.get("benchmark") else "",
+                ],
                 cwd=work,
                 env=env if inside is None else None,
                 stdin=subprocess.DEVNULL,
@@ -119,6 +154,8 @@ class EnvironmentLook:
         facts = facts_of_python(self.out.read(1 << 20))
         self.out.close()
         findings = environment_findings(facts, self.wanted, self.visible)
+        if not self.stops:
+            findings = [{**one, "klass": "warn"} for one in findings]  # the run goes on
         if facts:
             seconds = round(uptime() - self.began, 3)
             record_event("look", run=self.run, seconds=seconds, facts=facts, findings=findings)
@@ -175,6 +212,27 @@ def environment_findings(facts: dict[str, Any], wanted: dict[str, Any], visible:
     if missing:
         advice = "a torch build that knows this card, or another image"
         found.append(finding_of("torch-arch", "config", "torch %s has no %s" % (version, missing), missing, advice))
+    return [*found, *slow_cards(torch.get("benchmark"), wanted)]
+
+
+def slow_cards(measured: Any, wanted: dict[str, Any]) -> list[dict[str, str]]:
+    """Cards or links slower than others of their class, which had `reference`; `replace` is the user's wish."""
+    reference = wanted.get("reference")
+    if not isinstance(measured, dict) or not isinstance(reference, dict):
+        return []
+    found = []
+    for key, unit in (("tflops", "TFLOPS (matmul)"), ("allreduce_gbps", "GB/s (all-reduce)")):
+        here, usual = measured.get(key), reference.get(key)
+        if not isinstance(here, (int, float)) or not isinstance(usual, (int, float)) or not usual:
+            continue
+        share = here / usual
+        if share < 1 - SLOW_WARN:
+            replace_it = share < 1 - SLOW_REPLACE and wanted.get("replace") is True
+            advice = "" if replace_it else "allow: [replace-slow] gives back what is a fifth slower than others"
+            klass = "bad-host" if replace_it else "warn"
+            found.append(
+                finding_of("slow-gpu", klass, "%g %s" % (here, unit), "%g, as others of its class" % usual, advice)
+            )
     return found
 
 

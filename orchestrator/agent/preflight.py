@@ -31,7 +31,7 @@ from orchestrator.agent.layout import HOME
 from orchestrator.agent.machine import cpu_count, memory, nvidia_smi
 from orchestrator.agent.runs import all_runs
 
-PREFLIGHT_S = 14.0  # nvidia-smi of a healthy machine of eight cards without persistence mode takes up to 8 s
+PREFLIGHT_S = 17.0  # nvidia-smi of eight healthy cards without persistence mode takes up to 12 s
 PREFLIGHT_OUTPUT = 4 << 20
 
 NVML_PROBE = """

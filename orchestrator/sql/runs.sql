@@ -109,3 +109,12 @@ ON CONFLICT (rental, run) DO UPDATE SET at = excluded.at, seconds = excluded.sec
 
 -- name: preflights
 SELECT * FROM preflights WHERE job = :job ORDER BY at, rental, run;
+
+-- What cards of a class measured after setup, the newest first; the numbers are null where the look had none.
+-- name: benchmarks
+SELECT json_extract(p.facts, '$.torch.benchmark.tflops') AS tflops,
+       json_extract(p.facts, '$.torch.benchmark.allreduce_gbps') AS allreduce_gbps
+FROM preflights p JOIN rentals r ON r.id = p.rental
+WHERE p.run <> '' AND json_extract(r.offer, '$.gpu') = :gpu AND json_extract(r.offer, '$.gpu_count') = :count
+  AND tflops IS NOT NULL AND p.rental <> :but
+ORDER BY p.at DESC LIMIT 50;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from decimal import Decimal
 
@@ -24,6 +25,7 @@ from orchestrator.store.rows import (
 )
 from providers.base import Offer
 
+BENCHMARKS_MIN = 3  # fewer machines of a class have no usual speed
 NO_RATES: Mapping[str, Decimal] = {}
 
 
@@ -109,6 +111,16 @@ class Reads(Connection):
     def preflights(self, job: str) -> tuple[Preflight, ...]:
         """What was found on the job's machines, oldest first."""
         return build_all(Preflight, self._rows("preflights", job=job))
+
+    def benchmarks(self, gpu: str, count: int, but: str) -> dict[str, float]:
+        """The median of what such cards measured, `tflops` and `allreduce_gbps`, from three machines on."""
+        rows = self._rows("benchmarks", gpu=gpu, count=count, but=but)
+        found = {}
+        for key in ("tflops", "allreduce_gbps"):
+            values = [float(row[key]) for row in rows if isinstance(row[key], (int, float))]
+            if len(values) >= BENCHMARKS_MIN:
+                found[key] = statistics.median(values)
+        return found
 
     def spent(self, job: str, rates: Mapping[str, Decimal] = NO_RATES) -> Decimal:
         """What the job has cost so far, in its own currency; play money counts, since it is this job's budget."""

@@ -10,6 +10,7 @@ import pytest
 from agent_machine import JOB, Machine, wait_for
 
 TORCH = """
+import time
 __version__ = "{version}"
 class version: cuda = {cuda!r}; hip = None
 class cuda:
@@ -19,6 +20,12 @@ class cuda:
     get_device_name = staticmethod(lambda i: "NVIDIA GeForce RTX 4090")
     get_device_capability = staticmethod(lambda i: (8, 9))
     get_arch_list = staticmethod(lambda: ["sm_80", "sm_89"])
+    synchronize = staticmethod(lambda i: time.sleep(0.01))
+    class nccl: all_reduce = staticmethod(lambda parts: None)
+float16 = "float16"
+class randn:
+    def __init__(self, *shape, device, dtype): pass
+    def __matmul__(self, other): return other
 """
 
 
@@ -69,8 +76,25 @@ def test_a_torch_that_is_well_and_one_that_is_only_told_of(machine: Machine, sto
     assert machine.log("run") == b"trained\n"
     event = looked(machine)
     assert event["facts"]["torch"]["version"] == "2.4.0+cu121"
-    assert [each["klass"] for each in event["findings"]] == ([] if stop else ["config"])
+    assert [each["klass"] for each in event["findings"]] == ([] if stop else ["warn"])
     assert event["run"] == "t0.1"
+
+
+def test_cards_that_are_slower_than_others_of_their_class(machine: Machine) -> None:
+    """The stand-in torch only waits: the arithmetic is real, the cards are not."""
+    with_torch(machine)
+    look = {"gpus": 2, "stop": True, "benchmark": True, "reference": {"tflops": 1e6, "allreduce_gbps": 0.001}}
+    machine.order("echo trained", look=look)
+    assert machine.ended()["rc"] == 0
+    event = looked(machine)
+    measured = event["facts"]["torch"]["benchmark"]
+    assert len(measured["tflops_each"]) == 2
+    assert 0 < measured["allreduce_gbps"] < 1000
+    assert [(each["name"], each["klass"]) for each in event["findings"]] == [("slow-gpu", "warn")]
+    machine.do("close", task="t0", n=1)
+    machine.order("echo trained", n=2, look={**look, "replace": True})
+    assert machine.ended(2)["rc"] == 78
+    assert machine.log("run", 2).startswith(b"gpujob: [bad-host] ")
 
 
 def test_the_packages_of_the_jobs_own_environment(machine: Machine) -> None:

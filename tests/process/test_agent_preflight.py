@@ -62,7 +62,7 @@ def test_what_a_healthy_machine_tells(machine: Machine) -> None:
 
 
 def test_a_driver_that_hangs_is_given_up_within_the_20_s(tmp_path: Path) -> None:
-    assert preflight.PREFLIGHT_S < 18
+    assert preflight.PREFLIGHT_S <= 17  # the rest takes well under a second
     with Machine(tmp_path / "m", PREFLIGHT_S="0.5") as machine:
         with_cards(machine, "hung")
         gpu = look(machine)["gpu"]

@@ -64,6 +64,24 @@ def test_without_cards_nothing_is_asked_of_torch() -> None:
     assert found({**TORCH, "cuda": None, "version": "2.4.0+cpu"}, wanted={"gpus": 0}) == []
 
 
+@pytest.mark.parametrize(
+    ("tflops", "replace", "expected"),
+    [
+        (95.0, True, []),
+        (89.0, True, ["warn"]),
+        (81.0, True, ["warn"]),
+        (79.0, False, ["warn"]),
+        (79.0, True, ["bad-host"]),
+    ],
+)
+def test_a_tenth_slower_is_said_and_a_fifth_is_replaced_if_asked(
+    tflops: float, replace: bool, expected: list[str]
+) -> None:
+    wanted = {**TWO, "reference": {"tflops": 100.0}, "replace": replace}
+    assert [klass for _, klass in found({**TORCH, "benchmark": {"tflops": tflops}}, wanted=wanted)] == expected
+    assert found({**TORCH, "benchmark": {"tflops": 1.0}}) == [], "nothing is known of others"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=80), st.dictionaries(st.sampled_from(sorted(TORCH)), st.none() | st.text(max_size=5)
        | st.integers() | st.lists(st.integers() | st.text(max_size=4), max_size=3), max_size=7))  # fmt: skip
