@@ -38,6 +38,7 @@ def context_of(
         assignment=run,
         data_mount=mine.caps.data_mount if mine is not None else "",
         bad_before=tuple(r.rental.detail for r in facts.rentals if r.rental.reason is Reason.BAD_HOST),
+        checkpoint_bytes=max((c.bytes for c in facts.checkpoints), default=0),
         smoked=run is not None and ordering and smoked(loop, facts, run),
         usual_speed=_usual_speed(loop, rental) if ordering else {},
         ends=_ends(facts, policy, rental) if ordering and policy.crew is None else {},

@@ -74,6 +74,7 @@ class Context:
     mirrored: frozenset[tuple[str, str, int, float]] = frozenset()  # run, name, bytes, mtime: durable already
     data_mount: str = ""  # the provider's data disk on the machine
     bad_before: tuple[str, ...] = ()  # why earlier machines of the job were given back as bad
+    checkpoint_bytes: int = 0  # of the largest one that the job has saved so far
     smoked: bool = False  # an earlier run of this wish has passed its smoke
     usual_speed: Mapping[str, float] = field(default_factory=dict)  # of such cards: tflops, allreduce_gbps
     ends: Mapping[str, float] = field(default_factory=dict)  # ttl, budget: UTC, as they are now

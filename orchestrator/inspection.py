@@ -56,6 +56,7 @@ def order_of(context: Context) -> Order:
         image=ask.image or offer.image,
         own_image=bool(ask.image) and not offer.container,  # in a container the machine's own programs are ours
         data_bytes=sum(int(m.get("bytes") or 0) for m in manifests),
+        checkpoint_bytes=context.checkpoint_bytes * (spec.checkpoint.keep if spec.checkpoint is not None else 1),
         data_files=sum(int(m.get("count") or 0) for m in manifests),
         disk=max(ask.disk_min, offer.disk),
         memory=ask.memory_min,

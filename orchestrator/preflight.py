@@ -69,6 +69,7 @@ class Order:
     own_image: bool = False  # the spec names the image
     data_bytes: int = 0
     data_files: int = 0
+    checkpoint_bytes: int = 0  # of all that are kept, where a size is known
     disk: int = 0  # what the spec or the offer says the disk is
     memory: int = 0
     cpus: int = 0
@@ -147,7 +148,8 @@ def _machine(facts: Mapping[str, Any], order: Order) -> Iterator[Finding]:
 
 def _disks(facts: Mapping[str, Any], order: Order) -> Iterator[Finding]:
     disks = {name: _map(disk) for name, disk in _map(facts.get("disks")).items()}
-    needed = order.data_bytes + DISK_MARGIN if order.data_bytes else 0
+    room_wanted = order.data_bytes + order.checkpoint_bytes
+    needed = room_wanted + DISK_MARGIN if room_wanted else 0
     data = disks.get("data", {})
     free, inodes = _num(data.get("free")), _num(data.get("inodes_free"))
     if free is not None and needed and free < needed:

@@ -37,6 +37,10 @@ def run_status(run: Run) -> dict[str, Any]:
     return answer
 
 
+def is_setup(name: str) -> bool:
+    return name.startswith("setup.") and not name.endswith((".tmp", ".looked"))
+
+
 def status_command(_ask: dict[str, Any]) -> dict[str, Any]:
     deadline, notice = Deadline.load(), current_notice()
     return {
@@ -58,7 +62,7 @@ def status_command(_ask: dict[str, Any]) -> dict[str, Any]:
         },
         "notice": notice and {"at": notice["at"], "action": notice["action"]},
         "events": size_of(control("events.jsonl")),
-        "setups": [name[6:] for name in list_names(CONTROL) if name.startswith("setup.") and not name.endswith(".tmp")],
+        "setups": [name[6:] for name in list_names(CONTROL) if is_setup(name)],
         "disk": disk(),
         "runs": {run.key: run_status(run) for run in all_runs()},
     }

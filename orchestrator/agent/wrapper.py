@@ -203,7 +203,8 @@ class Wrapper:
     def look_around(self, env: dict[str, str], stage: str) -> int:
         """After setup: whether the job's Python sees its cards. Waited for only where that may stop the run."""
         wanted, at = self.order.get("look"), self.run.folders()
-        if not isinstance(wanted, dict):
+        about = self.environment_mark()
+        if not isinstance(wanted, dict) or read_text(control("setup.looked")) == about:
             return 0
         if not os.path.isdir(at["work"]):
             self.copy(at["base"], at["work"])
@@ -212,6 +213,7 @@ class Wrapper:
             if not os.path.exists(self.run.path("started")):
                 return 0  # its container starts with the first stage
             inside = self.box.inside(at["work"], env)
+        self.insist(lambda: replace(control("setup.looked"), about.encode()))
         look = self.look = EnvironmentLook(self.run.key, at["work"], env, wanted, inside)
         while look.stops and not look.done() and not self.obey():
             time.sleep(0.02)
@@ -219,6 +221,11 @@ class Wrapper:
             return 0  # `pump` hears it out
         self.look = None
         return self.stopped(stage, "config", [one for one in look.end() if one["klass"] in ("config", "bad-host")])
+
+    def environment_mark(self) -> str:
+        """What the look was about: the same code, setup and job have the same environment on this machine."""
+        once = [stage.get("once") for stage in self.order["stages"] if stage["name"] == "setup"]
+        return to_json({"job": self.order["job"], "code": self.order.get("code"), "setup": once}).decode()
 
     def judge_smoke(self, rc: int) -> int:
         """What the trial says of the whole run, to the controller; EX_CONFIG where the run could only be waste."""

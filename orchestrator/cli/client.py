@@ -134,7 +134,7 @@ def ensure_controller(home: Home) -> None:
     if os.name == "nt":
         raise CliError("native Windows runs init, validate, schema and plan only", next="run gpujob inside WSL2")
     if connected(home):
-        _warn_of_reclaim(home)
+        _warn_of_scripts(home)
         return
     child = _starting or (None if lock_held(home.lock) else spawn(home))
     until = time.monotonic() + READY_WITHIN_S
@@ -147,18 +147,19 @@ def ensure_controller(home: Home) -> None:
     raise _does_not_start(home)
 
 
-def _warn_of_reclaim(home: Home) -> None:
-    """A scripted reclaim of `local` is read by the controller that makes the machine, not by the verb that asks."""
-    wanted = os.environ.get("GPUJOB_LOCAL_RECLAIM")
-    if not wanted:
-        return
-    try:
-        theirs = Path(f"/proc/{int(home.lock.read_text())}/environ").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return  # another kind of system, or a controller that just went
-    if os.fsencode(f"GPUJOB_LOCAL_RECLAIM={wanted}") not in theirs:
-        what = "GPUJOB_LOCAL_RECLAIM has no effect: the running controller was started without it"
-        print(f"gpujob: {what}; `gpujob controller stop` first", file=sys.stderr)
+def _warn_of_scripts(home: Home) -> None:
+    """Scripted reclaims and sicknesses of `local` are read by the controller that makes machines, not by this verb."""
+    for name in ("GPUJOB_LOCAL_RECLAIM", "GPUJOB_LOCAL_SICK"):
+        wanted = os.environ.get(name)
+        if not wanted:
+            continue
+        try:
+            theirs = Path(f"/proc/{int(home.lock.read_text())}/environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return  # another kind of system, or a controller that just went
+        if os.fsencode(f"{name}={wanted}") not in theirs:
+            what = f"{name} has no effect: the running controller was started without it"
+            print(f"gpujob: {what}; `gpujob controller stop` first", file=sys.stderr)
 
 
 def _does_not_start(home: Home) -> CliError:

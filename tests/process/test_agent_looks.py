@@ -92,9 +92,14 @@ def test_cards_that_are_slower_than_others_of_their_class(machine: Machine) -> N
     assert 0 < measured["allreduce_gbps"] < 1000
     assert [(each["name"], each["klass"]) for each in event["findings"]] == [("slow-gpu", "warn")]
     machine.do("close", task="t0", n=1)
-    machine.order("echo trained", n=2, look={**look, "replace": True})
-    assert machine.ended(2)["rc"] == 78
-    assert machine.log("run", 2).startswith(b"gpujob: [bad-host] ")
+    machine.order("echo trained", n=2, look=look)
+    assert machine.ended(2)["rc"] == 0
+    assert len(machine.events("look")) == 1, "the same environment is looked at once"
+    assert machine.do("status")["setups"] == []
+    machine.do("close", task="t0", n=2)
+    machine.order({"setup": "true", "run": "echo trained"}, n=3, look={**look, "replace": True})
+    assert machine.ended(3)["rc"] == 78
+    assert machine.log("setup", 3).startswith(b"gpujob: [bad-host] ")
 
 
 def test_the_packages_of_the_jobs_own_environment(machine: Machine) -> None:

@@ -133,6 +133,8 @@ CASES: list[tuple[str, str, dict[str, Any], Order, dict[str, Any], Order]] = [
      changed(disks__data__free=22 * GIB), order(data_bytes=20 * GIB)),
     ("disk", "bad-host", changed(disks__data__free=5 * GIB), order(data_bytes=20 * GIB, disk=50 * GIB),
      changed(disks__data__free=5 * GIB), ORDER),
+    ("disk", "config", changed(disks__data__free=20 * GIB), order(data_bytes=10 * GIB, checkpoint_bytes=12 * GIB),
+     changed(disks__data__free=24 * GIB), order(data_bytes=10 * GIB, checkpoint_bytes=12 * GIB)),
     ("disk-out", "bad-host", changed(disks__out__free=1 << 20), ORDER, changed(disks__out={}), ORDER),
     ("inodes", "bad-host", changed(disks__data__inodes_free=900), ORDER,
      changed(disks__data__inodes_free=0, disks__data__inodes=0), ORDER),
