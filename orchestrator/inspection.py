@@ -53,6 +53,7 @@ def order_of(context: Context) -> Order:
         accepted=frozenset(wish.name for wish in ask.gpus if wish.count == offer.gpu_count),
         compute=compute if nvidia else "",
         nvlink=known is not None and known.nvlink_gbps > 0 and offer.gpu.endswith(ALWAYS_NVLINK),
+        linkable=known is None or known.nvlink_gbps > 0,
         image=ask.image or offer.image,
         own_image=bool(ask.image) and not offer.container,  # in a container the machine's own programs are ours
         data_bytes=sum(int(m.get("bytes") or 0) for m in manifests),

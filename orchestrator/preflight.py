@@ -65,6 +65,7 @@ class Order:
     accepted: frozenset[str] = frozenset()  # further classes that the spec takes, in that number
     compute: str = ""  # of the class, where the table knows it
     nvlink: bool = False  # the class always has it (SXM boards)
+    linkable: bool = True  # the class can have it (a bridge)
     image: str = ""
     own_image: bool = False  # the spec names the image
     data_bytes: int = 0
@@ -324,4 +325,5 @@ def _links(gpu: Mapping[str, Any], order: Order) -> Iterator[Finding]:
         kinds = ", ".join(sorted(map(str, links)))
         klass: Class = "bad-host" if order.nvlink else "warn"
         words = "" if order.nvlink else "all-reduce is slow: fewer, larger steps (gradient accumulation)"
-        yield Finding("interconnect", klass, f"PCIe only ({kinds})", "NVLink", words)
+        measured = f"PCIe only ({kinds})" + ("" if order.linkable else f", as {order.gpu} has no other")
+        yield Finding("interconnect", klass, measured, "NVLink" if order.linkable else "", words)

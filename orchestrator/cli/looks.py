@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import WIDTH, cut, size, span, utc_z
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.store.rows import Preflight
 
 
+DEEPER: dict[str, Any] = {"subsequent_indent": "              ", "break_on_hyphens": False}
 WORDS = {"preflight": "", "setup": "after setup of {run}", "smoke": "smoke of {run}"}
 
 
@@ -31,12 +33,12 @@ def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
     for look in looks:
         what, run = kind_of(look)
         where = f"{look.rental} {WORDS[what].format(run=run)}".rstrip()
-        yield cut(f"  {where}  {look.seconds:.1f} s  {summary(look.facts)}", WIDTH)
+        yield from wrap(f"{where}  {look.seconds:.1f} s  {summary(look.facts)}", WIDTH, initial_indent="  ", **DEEPER)
         for found in look.findings:
             wanted = f", wanted {found['wanted']}" if found["wanted"] else ""
-            yield cut(f"    {found['klass']:<9} {found['name']}: {found['measured']}{wanted}", WIDTH)
-            if found["next"]:
-                yield cut(f"              {found['next']}", WIDTH)
+            advice = f": {found['next']}" if found["next"] else ""
+            says = f"{found['klass']:<9} {found['name']}: {found['measured']}{wanted}{advice}"
+            yield from wrap(cut(says, 3 * WIDTH), WIDTH, initial_indent="    ", **DEEPER)
 
 
 def summary(facts: Mapping[str, Any]) -> str:

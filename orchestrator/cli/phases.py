@@ -42,9 +42,10 @@ def phase_seconds(view: View, stages: Mapping[str, float]) -> dict[str, float]:
             seconds["release"] += (rental.gone_at or view.now) - rental.releasing_at
     rentals = {rental.id: rental for rental in view.rentals}
     for run in view.runs:
-        ready = rentals[run.rental].ready_at if run.rental in rentals else None
-        if ready is not None:
-            seconds["code and data"] += max(0.0, (run.ordered_at or view.now) - ready)
+        rented = rentals.get(run.rental)
+        if rented is not None and rented.ready_at is not None:
+            given_up = rented.releasing_at or rented.gone_at or view.now  # before anything was ordered
+            seconds["code and data"] += max(0.0, (run.ordered_at or given_up) - rented.ready_at)
         if run.exit is not None and run.results_at is not None:
             seconds["results"] += max(0.0, run.results_at - run.exit.at)
     for stage, spent in stages.items():

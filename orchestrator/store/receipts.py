@@ -132,7 +132,8 @@ class Receipts(Decisions):
             row = {**plain(found), "findings": text(found.findings), "facts": text(found.facts)}
             self._run("put_preflight", **row)
             words = "; ".join(f"[{f['klass']}] {f['name']}: {f['measured']}" for f in found.findings) or "nothing amiss"
-            what = f"{found.run} after setup: {words}" if found.run else words
+            run, _, stage = found.run.partition("/")
+            what = f"{run} {stage or 'after setup'}: {words}" if run else words
             self.add_journal(found.at, "preflight", what[:500], job=found.job, rental=found.rental)
 
     def checkpoint_durable(self, row: CheckpointRow) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobspecs import cuda
+from jobspecs.gpu_table import GPU_CLASSES, GpuClass
 from orchestrator.agent import cards as agent_cards
 from orchestrator.preflight import GIB, Finding, Order, judge
 from providers.local_machine import nvidia_smi, sick
@@ -177,6 +178,35 @@ def test_the_worst_comes_first_and_says_what_to_do() -> None:
     assert [finding.klass for finding in found] == ["config", "bad-host", "bad-host", "warn"]
     assert found[0].words == "shm: 64 MiB, wanted 8 GiB"
     assert "num_workers: 0" in found[0].next
+
+
+#: What the driver calls cards, the MiB that it shows, and our class: none of them is another card.
+REAL = (
+    ("NVIDIA GeForce RTX 4090", 24564, "RTX-4090"), ("NVIDIA GeForce RTX 4090", 49140, "RTX-4090-48GB"),
+    ("NVIDIA GeForce RTX 4090 D", 24564, "RTX-4090D"), ("NVIDIA GeForce RTX 5090", 32607, "RTX-5090"),
+    ("NVIDIA A100-SXM4-80GB", 81920, "A100-80GB-SXM"), ("NVIDIA A100 80GB PCIe", 81920, "A100-80GB-PCIe"),
+    ("NVIDIA A100-PCIE-40GB", 40960, "A100-40GB"), ("NVIDIA H100 80GB HBM3", 81559, "H100-SXM"),
+    ("NVIDIA H100 PCIe", 81559, "H100-PCIe"), ("NVIDIA H100 NVL", 95830, "H100-NVL"),
+    ("NVIDIA H200", 143771, "H200-SXM"), ("NVIDIA B200", 183359, "B200"), ("NVIDIA GH200 480GB", 97871, "GH200"),
+    ("Tesla V100-SXM2-16GB", 16384, "V100-16GB"), ("Tesla T4", 15360, "T4"), ("NVIDIA A10G", 23028, "A10G"),
+    ("NVIDIA L40S", 46068, "L40S"), ("NVIDIA RTX A6000", 49140, "RTX-A6000"),
+    ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000-Ada"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 97887, "RTX-PRO-6000"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mib", "ordered"), REAL, ids=[f"{row[0]}-{row[1]}" for row in REAL])
+def test_the_card_that_was_rented_by_its_drivers_name(name: str, mib: int, ordered: str) -> None:
+    vram = next(gpu.vram_gb for gpu in GPU_CLASSES if gpu.name == ordered)
+    facts = {"gpu": {"smi": "/x", "cards": [{"name": name, "memory_mib": float(mib)}]}}
+    assert judge(facts, Order(gpu=ordered, gpu_count=1, vram_gb=vram)) == ()
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPU_CLASSES if gpu.capability], ids=lambda gpu: gpu.name)
+def test_a_healthy_stand_in_of_every_class(gpu: GpuClass) -> None:
+    world = json.loads(nvidia_smi.describe("m", gpu.name, gpu.vram_gb, 1))
+    facts = {"gpu": {"smi": "/x", **agent_cards.facts_from_xml(nvidia_smi.xml(world, world["gpus"]))}}
+    assert judge(facts, Order(gpu=gpu.name, gpu_count=1, vram_gb=gpu.vram_gb, compute=gpu.compute)) == ()
 
 
 JUNK = st.recursive(
