@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.ssh import Connection
 
 LOOK_S = 30.0  # the agent itself is done within 18 s; the rest is a slow line
+PLAY_PROVIDER = "local"  # its money is not real
 DRIFT_SHOWN = 4
 FINDING_KEYS = ("name", "klass", "measured", "wanted", "next")
 ALWAYS_NVLINK = ("-SXM", "B200", "B300")
@@ -131,7 +132,7 @@ def smoke_wanted(context: Context, now: float) -> dict[str, Any]:
         "ttl_left_s": ends["ttl"] - now if "ttl" in ends and spec.workload != "serve" else None,
         "budget_left_s": ends["budget"] - now if "budget" in ends else None,
         "hourly": f"{offer.hourly:f}",
-        "currency": offer.currency,
+        "currency": "(play)" if offer.provider == PLAY_PROVIDER else offer.currency,
         "expected_s": float(spec.expected.seconds) if spec.expected is not None else None,
         "finish_left_s": spec.finish_by.timestamp() - now if spec.finish_by is not None else None,
     }
