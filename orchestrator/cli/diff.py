@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def lines_of(one: str, other: str, views: list[View], found: Comparison) -> list[str]:
     """The table and what is equal or unknown."""
-    lines = [f"{name}: {view.job.id}" + (f", run {view.current.key}" if view.current else "") for name, view in
+    lines = [f"{name}: {view.job.id}" + (f", run {mine.key}" if (mine := run_of(view)) else "") for name, view in
              zip((one, other), views, strict=True)]  # fmt: skip
     lines.append("")
     if found.differences:
@@ -69,8 +69,10 @@ def _row(each: Difference) -> tuple[str, str, str, str]:
 
 def as_json(views: list[View], found: Comparison) -> dict[str, Any]:
     """As documented in the reference of the JSON output."""
-    sides = [{"id": v.job.id, "name": v.job.name, "run": v.current.key if v.current else None,
-              "rental": v.current.rental if v.current else None} for v in views]  # fmt: skip
+    sides = [
+        {"id": v.job.id, "name": v.job.name, "run": mine.key if mine else None, "rental": mine.rental if mine else None}
+        for v, mine in ((v, run_of(v)) for v in views)
+    ]
     return {
         "one": sides[0],
         "other": sides[1],
@@ -85,15 +87,25 @@ def as_json(views: list[View], found: Comparison) -> dict[str, Any]:
 # --- the record of one run --------------------------------------------------------------------------------------------
 
 
+def run_of(view: View) -> Assignment | None:
+    """The newest run of what was named: of the leg in `NAME/LEG`, of the attempt in `NAME@3`, else of all."""
+    mine = [run for run in view.runs if run.task == view.ref.leg]
+    return max(mine, key=lambda run: run.n) if mine else view.current
+
+
 def record_of(home: Home, view: View) -> Record:
     """What is known of the run that a view is of."""
-    job, current = view.job, view.current
+    job, current = view.job, run_of(view)
+    task = next((t for t in view.tasks if current is not None and t.id == current.task), None)
     rental = next((r for r in view.rentals if current is not None and r.id == current.rental), None)
     looks = {look.run: look.facts for look in view.looks if current is not None and look.rental == current.rental}
     machine = looks.get("", {})
     after = looks.get(current.key, {}) if current is not None else {}
     return {
-        "spec": flat({key: value for key, value in job.spec.items() if key != "name"}),
+        "spec": {
+            **flat({key: value for key, value in job.spec.items() if key != "name"}),
+            **flat({"parameters": dict(task.params) if task is not None else {}}),
+        },
         "code": _code(home, view),
         "data": _data(job.data_manifests),
         "machine": _machine(rental, machine),

@@ -96,3 +96,8 @@ def test_a_run_with_itself_has_no_difference(books: Any, capsys: pytest.CaptureF
     text = said("digits@1", "digits@1", capsys=capsys)
     assert "no difference" in text.splitlines()
     assert "the same: spec, code, data, machine, environment, packages, result" in text
+
+
+def test_a_leg_is_its_newest_run(books: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said("digits/t0", "digits@1", "-o", "json", capsys=capsys))
+    assert (found["one"]["run"], found["other"]["run"]) == ("t0.2", "t0.1")
