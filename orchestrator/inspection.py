@@ -9,20 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jobspecs.gpu_table import GPU_CLASSES
 from orchestrator.difference import drift
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.model import Reason
 from orchestrator.preflight import Finding, Order, judge
-from orchestrator.ssh_errors import AgentRefused
 from orchestrator.store.rows import Preflight
 
-if TYPE_CHECKING:
-    from orchestrator.ssh import Connection
-
-LOOK_S = 30.0  # the agent itself is done within 18 s; the rest is a slow line
 PLAY_PROVIDER = "local"  # its money is not real
 DRIFT_SHOWN = 4
 FINDING_KEYS = ("name", "klass", "measured", "wanted", "next")
@@ -69,17 +64,18 @@ def order_of(context: Context) -> Order:
     )
 
 
-def inspect(connection: Connection, context: Context, folders: Mapping[str, Any], now: float) -> Record | None:
-    """The first look: `{"at", "seconds", "facts", "findings"}`; None when the agent cannot be asked this."""
-    places = {"data": folders["data"], "ckpt": folders["ckpt_root"], "out": folders["out_root"]}
-    order = order_of(context)
-    try:
-        ask = {"gpus": order.gpu_count > 0, "places": places, "now": now}
-        facts = connection.agent("preflight", ask, LOOK_S)
-    except AgentRefused:
+def facts_wanted(context: Context, now: float) -> dict[str, Any]:
+    """What is asked of the agent with the job's first `prepare` on a machine."""
+    return {"gpus": order_of(context).gpu_count > 0, "now": now}
+
+
+def inspect(answer: Mapping[str, Any], context: Context, now: float) -> Record | None:
+    """The first look: `{"at", "seconds", "facts", "findings"}`; None where the agent does not know the question."""
+    facts = answer.get("preflight")
+    if not isinstance(facts, Mapping):
         return None
-    facts.pop("ok", None)
-    found = judge(facts, order)
+    facts = {key: value for key, value in facts.items() if key != "ok"}
+    found = judge(facts, order_of(context))
     return {"at": now, "seconds": facts.get("seconds", 0.0), "facts": facts, "findings": plain_findings(found)}
 
 

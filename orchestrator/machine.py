@@ -166,8 +166,7 @@ class Machines(Connections):
         """Code, data and the resume point: there, and verified there."""
         rental, run, job = _rental(context), _run(context), context.job
         connection = self._connection(rental)
-        folders = self._ask(rental, "prepare", job=job.id)
-        looked = self._look(context, connection, folders)
+        folders, looked = self._first_look(context)
         began = time.monotonic()
         with Teller(self._post, rental.id, run.key) as teller:
             if rental.id not in self._brought:
@@ -176,17 +175,18 @@ class Machines(Connections):
                 self._send_resume(context, connection, f"{folders['resume_root']}/{run.key}", teller)
         return {"seconds": time.monotonic() - began, **looked}
 
-    def _look(self, context: Context, connection: ssh.Connection, folders: Mapping[str, Any]) -> dict[str, Any]:
-        """The preflight, once for each machine, before anything is sent to it."""
-        rental = _rental(context)
+    def _first_look(self, context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The job's folders, and the preflight: once for each machine, before anything is sent to it."""
+        rental, job, now = _rental(context), context.job, self._clock.utc()
         if rental.id in self._inspected:
-            return {}
-        record = inspection.inspect(connection, context, folders, self._clock.utc())
+            return self._ask(rental, "prepare", job=job.id), {}
+        answer = self._ask(rental, "prepare", job=job.id, preflight=inspection.facts_wanted(context, now))
+        record = inspection.inspect(answer, context, now)
         if record is None:
-            return {}
+            return answer, {}
         inspection.stop_for(record)
         self._inspected.add(rental.id)
-        return {"preflight": record}
+        return answer, {"preflight": record}
 
     def _bring(self, context: Context, connection: ssh.Connection, folders: Mapping[str, Any], teller: Teller) -> None:
         """Code and data; of many tasks on one machine only before the first, as far as this process knows."""

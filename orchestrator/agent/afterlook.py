@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from typing import IO, Any
@@ -37,8 +38,13 @@ import json, sys
 found = {"python": sys.version.split()[0], "executable": sys.executable}
 try:
     from importlib.metadata import distributions
-    known = ((d.metadata["Name"], d.version) for d in distributions())
-    found["packages"] = sorted({"%s==%s" % pair for pair in known if pair[0]})
+    def named(d):
+        folder = getattr(getattr(d, "_path", None), "name", "")
+        if folder.endswith(".dist-info") and "-" in folder[:-10]:
+            return folder[:-10].rsplit("-", 1)
+        return d.metadata["Name"], d.version
+    known = map(named, distributions())
+    found["packages"] = sorted({"%s==%s" % tuple(pair) for pair in known if pair[0]})
 except Exception as error:
     found["packages_error"] = str(error)
 def bench(torch, cuda, devices):
@@ -118,17 +124,11 @@ class EnvironmentLook:
         self.began = uptime()
         self.out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self.process: subprocess.Popen[bytes] | None = None
-        cards = str(wanted.get("gpus") or 0)
+        cards, bench = str(wanted.get("gpus") or 0), "bench" if wanted.get("benchmark") else ""
+        nice = [] if self.stops or not shutil.which("nice") else ["nice", "-n", "19"]  # beside a run that must not wait
         with contextlib.suppress(OSError):  # no such Python: nothing is known
             self.process = subprocess.Popen(
-                [
-                    *(inside or []),
-                    *job_python(work),
-                    "-c",
-                    JOB_PROBE,
-                    cards,
-                    "bench" if wanted.get("benchmark") else "",
-                ],
+                [*nice, *(inside or []), *job_python(work), "-c", JOB_PROBE, cards, bench],
                 cwd=work,
                 env=env if inside is None else None,
                 stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from orchestrator.agent.ends import Deadline, boot_id, uptime
 from orchestrator.agent.files import command_lock, list_names, read_json, read_text, replace, to_json, write_whole
 from orchestrator.agent.launch import start_command
 from orchestrator.agent.layout import CONTROL, HOME, STAGES, Refusal, control
+from orchestrator.agent.preflight import preflight_command
 from orchestrator.agent.processes import supervisor_pid, wake_supervisor
 from orchestrator.agent.runs import CLOSE_S, Run, all_runs, end_run, job_folder, request_signal
 
@@ -52,7 +53,7 @@ def prepare_command(ask: dict[str, Any]) -> dict[str, Any]:
     for name in (*names, "manifests"):
         os.makedirs(os.path.join(root, name), exist_ok=True)
     at = {name: os.path.join(root, name) for name in names}
-    return {
+    answer = {
         "ok": True,
         "base": root,
         "home": HOME,
@@ -64,6 +65,10 @@ def prepare_command(ask: dict[str, Any]) -> dict[str, Any]:
         "out_root": at["out"],
         "resume_root": at["resume"],
     }
+    if isinstance(ask.get("preflight"), dict):  # one start of Python less than a command of its own
+        places = {"data": at["data"], "ckpt": at["ckpt"], "out": at["out"]}
+        answer["preflight"] = preflight_command({**ask["preflight"], "places": places})
+    return answer
 
 
 def check_order(ask: dict[str, Any]) -> dict[str, Any]:

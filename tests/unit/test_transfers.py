@@ -109,9 +109,8 @@ def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.Mo
     answers = {"room": {"systems": []}, "landed": {"done": True, "bytes": 5, "faults": {}, "named": []}}
     line = SimpleNamespace(target=None, agent=lambda command, *_: answers[command])
     monkeypatch.setattr(machines, "_connection", lambda _: line)
-    monkeypatch.setattr(machines, "_look", lambda *_: {})
     folders = {"base": "/b", "code": "/c", "data": "/d", "ckpt_root": "/k", "resume_root": "/r"}
-    monkeypatch.setattr(machines, "_ask", lambda *_, **__: folders)
+    monkeypatch.setattr(machines, "_first_look", lambda _: (folders, {}))
     (tmp_path / "set").write_bytes(b"12345")
     made = manifest_of(tmp_path / "set", machines._home)
     code = machines._home.job("j") / "code"
