@@ -164,7 +164,7 @@ class Machines(Connections):
 
     def prepare(self, context: Context) -> Mapping[str, Any]:
         """Code, data and the resume point: there, and verified there."""
-        rental, run, job = _rental(context), _run(context), context.job
+        rental, run = _rental(context), _run(context)
         connection = self._connection(rental)
         folders, looked = self._first_look(context)
         began = time.monotonic()
