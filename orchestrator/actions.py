@@ -100,6 +100,18 @@ class CommitAssignment:
 
 
 @dataclass(frozen=True)
+class ResumeOther:
+    """Give a run that was never ordered another resume point of its seal. Repeated: the same one again, no change."""
+
+    task: str
+    n: int
+    seal: tuple[str, ...]
+    resume_hash: str
+    resume_name: str
+    resume_step: int | None
+
+
+@dataclass(frozen=True)
 class StoreExit:
     """Store how a run ended. Repeated: the first record stays."""
 
@@ -354,6 +366,7 @@ Write = (
     | WantEnd
     | ConfirmEnd
     | CommitAssignment
+    | ResumeOther
     | StoreExit
     | StoreResultsLost
     | SetOutcome

@@ -23,6 +23,7 @@ from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.mirror import (
     Broken,
     CheckpointError,
+    DamagedCheckpoint,
     Listing,
     Manifest,
     StillChanging,
@@ -118,7 +119,7 @@ def push_resume(
     parts = parts_of(home.mirror(manifest.job, manifest.task), manifest)
     wrong = _differences(parts, manifest)
     if wrong:
-        raise CheckpointError(f"{manifest.name} in the mirror is damaged: {wrong[0]}")
+        raise DamagedCheckpoint(f"{manifest.name} in the mirror is damaged: {wrong[0]}")
     names = [file.path for file in manifest.files]
     remote = f"{remote_dir.rstrip('/')}/{manifest.name}"
     for again in (False, True):

@@ -161,6 +161,7 @@ def take_word(loop: Loop, message: messages.Word) -> None:
             _event(loop, job, message.rental, event)
             return
         case ProgressSeen():
+            seen.note_step(message.run, message.step)
             loop.board.step(job, message.rental, message.run, message.step, message.total)
             return
         case PointSeen(point=point):
@@ -172,6 +173,7 @@ def take_word(loop: Loop, message: messages.Word) -> None:
         case Noted(run=key):
             reports.read(loop, job, message.rental, key)
             return
+    seen.note_running(now)
     loop.touch(job)
 
 

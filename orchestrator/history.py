@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
+from orchestrator.interval import measured
+
 if TYPE_CHECKING:
     from orchestrator.store import Store
 
@@ -33,6 +35,7 @@ class History:
     startup_s: float | None = None  # median, order of a machine to order of the run
     reclaims: Mapping[str, float] = field(default_factory=dict)  # provider -> reclaims of a spot machine an hour
     spot_hours: float = 0.0  # what those rates rest on
+    save_s: float | None = None  # median of the saves of the newest runs, whatever became of them
 
 
 UNKNOWN = History()
@@ -64,4 +67,5 @@ def history_of(store: Store, name: str, now: float) -> History:
             for provider, (count, hours) in use.items()
         },
         spot_hours=sum(hours for _, hours in use.values()),
+        save_s=measured(store.saves(name))[0],
     )

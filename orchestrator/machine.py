@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,10 +37,11 @@ from orchestrator.execute import Context, WorkFailed
 from orchestrator.images import container_of
 from orchestrator.inherit import inherit
 from orchestrator.lineage import passed_over, resume_choice
-from orchestrator.mirror import Manifest, listing, prune
+from orchestrator.mirror import DamagedCheckpoint, Manifest, listing
 from orchestrator.mirror_run import bring
 from orchestrator.model import PLAIN_TASK, Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental
 from orchestrator.publish import discard, publish
+from orchestrator.retention import retain, thin
 from orchestrator.ssh_errors import SshError
 from orchestrator.ssh_files import write_private
 from orchestrator.transfers import Teller
@@ -204,9 +205,13 @@ class Machines(Connections):
         run, job = _run(context), context.job
         found = [m for m in listing(self._home, job.id, run.task).manifests if m.hash == run.resume_hash]
         if not found:
-            raise WorkFailed(f"checkpoint {run.resume_name} is not in the mirror any more", Reason.CHECKPOINT)
+            words = f"checkpoint {run.resume_name} is not whole in the mirror any more"
+            raise WorkFailed(words, data={"damaged": run.resume_hash})
         tell = teller.of(f"checkpoint {found[0].name}", found[0].bytes)
-        checkpoints.push_resume(connection, connection.target, self._home, found[0], remote, progress=tell)
+        try:
+            checkpoints.push_resume(connection, connection.target, self._home, found[0], remote, progress=tell)
+        except DamagedCheckpoint as error:
+            raise WorkFailed(str(error), data={"damaged": run.resume_hash}) from error
 
     def _send_code(self, job: Job, target: ssh.Target, remote: str, teller: Teller) -> None:
         staging = self._home.job(job.id) / "code"
@@ -240,20 +245,38 @@ class Machines(Connections):
                 ordinal=max([run.resume_step or 0, *(m.step for m in before if m.n == run.n)]),
                 tell=lambda found: teller.of(f"checkpoint {found.name}", found.bytes),
             )  # fmt: skip
-        protected = frozenset({run.resume_hash} if run.resume_hash else ())
-        pruned = prune(self._home, job.id, run.task, keep, protected)
+        retained = retain(self._home, job.id, run.task, keep, run.resume_hash)
+        mine = [manifest for manifest in retained.held if manifest.n == run.n]
+        thinned = thin(self._thinner(context), status, complete, mine, keep, retained.best)
         sent, spent = sum(m.bytes for m in brought.manifests if m not in before), time.monotonic() - began
         again = [found for found, _ in brought.failed]
         done = {
             "rows": [self._row(m) for m in brought.manifests],
-            "pruned": [self._row(m) for m in pruned],
+            "pruned": [self._row(m) for m in retained.removed],
             "mirrored": {(run.key, c.name, c.bytes, c.mtime) for c in complete if c not in again},
-            "words": [words for _, words in brought.refused],
+            "words": [*(words for _, words in brought.refused), *thinned],
             "rate": sent / spent if sent and spent > 0.1 else None,
         }
         if brought.failed:
             raise WorkFailed(brought.failed[0][1], data=done)
         return done
+
+    def _thinner(self, context: Context) -> Callable[[list[dict[str, Any]]], Mapping[str, Any]]:
+        """Asks the machine to remove checkpoints; that it does not is no reason to doubt what is durable here."""
+        rental, run = _rental(context), _run(context)
+
+        def ask(names: list[dict[str, Any]]) -> Mapping[str, Any]:
+            try:
+                return self._ask(rental, "thin", task=run.task, n=run.n, names=names)
+            except SshError as error:
+                log.warning("disk not thinned", job=context.job.id, run=run.key, why=str(error))
+                return {}
+
+        return ask
+
+    def _record_once(self, context: Context, connection: ssh.Connection) -> dict[str, Any] | None:
+        """What the run has, the first time that something of it comes home: a run that is lost later has said it."""
+        return None if _run(context).environment else self._record(context, connection)
 
     def list_mirror(self, context: Context, task: str) -> Mapping[str, Any]:
         """The complete listing of a task's mirror."""
@@ -307,7 +330,7 @@ class Machines(Connections):
             )  # fmt: skip
             rate = _rate(found.bytes, began)
         if recorded is None:
-            return {"rate": rate, "bytes_left": 0}
+            return {"rate": rate, "bytes_left": 0, "environment": self._record_once(context, connection)}
         if not found.verified and not found.lost:
             raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
         record = recorded.result()

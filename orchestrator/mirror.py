@@ -35,6 +35,10 @@ class CheckpointError(Exception):
     """A checkpoint cannot be mirrored or used; the message says why."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """What the mirror holds is not what was verified: another one must do."""
+
+
 class StillChanging(CheckpointError):
     """The machine's files changed while they were copied: try again when it has settled."""
 

@@ -46,8 +46,7 @@ class Reason(enum.StrEnum):
     STOPPED_EARLY = "stopped-early"
     DUPLICATE = "duplicate"
     ORPHAN = "orphan"
-    # reasons of a job that never destroy a machine by themselves
-    NO_CAPACITY = "no-capacity"
+    NO_CAPACITY = "no-capacity"  # this and what follows: of a job, never of a machine that is destroyed
     QUOTA = "quota"
     PROVIDER = "provider"  # auth, account gate, funds, invalid request
     CONFIG = "config"  # what the spec asked for cannot work
@@ -283,6 +282,7 @@ class AgentCheckpoint:
     bytes: int
     complete: bool
     mtime: float = 0.0
+    why: str = ""  # why it is not complete, in the machine's words
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,6 @@ class Machine:
     supervisor: bool = False
     boot_id: str = ""
     runs: Mapping[str, AgentRun] = field(default_factory=dict)
-    sampled_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -377,6 +376,8 @@ class Facts:
     save_s: float = 0.0  # how long bringing home what is still on the machine would take, at the measured rate
     passed_over: frozenset[str] = frozenset()  # hashes of checkpoints that look unfinished beside their neighbours
     collected_at: Mapping[str, float] = field(default_factory=dict)  # rental -> when results were last brought home
+    running_since: Mapping[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when its program was first seen
+    steps_seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # "<task>.<n>" -> first, furthest step
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
     exhausted: bool = False  # a search has drawn every combination that there is
     machines_left: int | None = None  # machines that may still be rented by the config's limit, None: no limit
@@ -425,6 +426,7 @@ class Policy:
     hook_s: float = 1800.0  # the boot hook's own end when nobody confirmed
     release_margin_s: float = 600.0  # billed time that a slow release may add; part of the reserve
     no_progress_max: int = 3
+    every_s: float = 0.0  # how often the job says that it saves; 0: it does not say
     vram_gb: float = 0.0  # the least memory of one card that holds the model; 0: unknown
     vram_more_gb: float = 0.0  # what every further card needs for itself
     work: Work | None = None

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Protocol
+from typing import Any, Protocol
 
-from orchestrator.model import Facts, Job, Rental, RentalFacts, RentalPhase, Trouble, Unknown
+from orchestrator.model import Assignment, Facts, Job, Rental, RentalFacts, RentalPhase, Trouble, Unknown
 from orchestrator.sightings import Sightings
 from orchestrator.store import Store
 from providers.base import Caps, Offer
@@ -145,6 +145,8 @@ class Observer:
             prepared=frozenset(prepared),
             save_s=self._save_s(rentals),
             collected_at={r.rental.id: self.of(r.rental.id).collected_at for r in rentals},
+            running_since=self._of_runs(rentals, assignments, "running_since"),
+            steps_seen=self._of_runs(rentals, assignments, "steps"),
             checkpoints_left=frozenset(left),
             limits_left=limits_left,
             machines_left=machines,
@@ -160,6 +162,13 @@ class Observer:
         seen.watched = rental.phase is RentalPhase.LIVE
         caps = self._caps.caps(rental.offer.provider)
         return RentalFacts(rental, caps, seen.sight, seen.machine, spent.get(rental.id, Decimal(0)))
+
+    def _of_runs(
+        self, rentals: tuple[RentalFacts, ...], assignments: tuple[Assignment, ...], name: str
+    ) -> Mapping[str, Any]:
+        """What machines told of runs that were committed on them."""
+        told = {r.rental.id: getattr(self.rentals[r.rental.id], name) for r in rentals if r.rental.id in self.rentals}
+        return {a.key: told[a.rental][a.key] for a in assignments if a.key in told.get(a.rental, {})}
 
     def _save_s(self, rentals: tuple[RentalFacts, ...]) -> float:
         """Seconds to bring home what is left on the open machines, at the rate of their last transfers."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobspecs.rules import is_remote
 from orchestrator.budget import affordable_end, reserve, worst_case
-from orchestrator.history import UNKNOWN, History
+from orchestrator.history import RECLAIMS_PER_H, UNKNOWN, History
+from orchestrator.interval import Saving, saving
 from orchestrator.model import Job, Policy
 from orchestrator.pace import ANY, Pace, pace_at
 from orchestrator.placement import LeftOut, in_the_end, rank
@@ -109,6 +110,7 @@ class Plan:
     history: History = UNKNOWN
     memory: Estimate | None = None  # of `model`
     pace: Pace = ANY  # what `finish_by` asks for now
+    saving: Saving | None = None  # how often to save on the chosen machine; None before a save was measured
 
     @property
     def chosen(self) -> Offer | None:
@@ -169,7 +171,16 @@ def make_plan(
         history=history,
         memory=estimate_of(spec),
         pace=pace,
+        saving=saving_of(chosen, policy, history),
     )
+
+
+def saving_of(chosen: Offer | None, policy: Policy, history: History) -> Saving | None:
+    """How often to save on a spot machine; losses of others are too rare to plan for."""
+    if chosen is None or not chosen.spot or not policy.checkpoints:
+        return None
+    losses = history.reclaims.get(chosen.provider, RECLAIMS_PER_H)
+    return saving(history.save_s, losses, policy.every_s or None)
 
 
 def _bare_job(spec: JobSpec, currency: str) -> Job:

@@ -140,6 +140,7 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         resumable=spec.resumable,
         checkpoints=spec.checkpoint is not None or spec.resumable,
         wait_s=float(spec.wait.seconds),
+        every_s=float(spec.checkpoint.every.seconds) if spec.checkpoint and spec.checkpoint.every else 0.0,
         hold_s=float(spec.hold_on_failure.seconds),
         serve=spec.workload == "serve",
         results=bool(when),

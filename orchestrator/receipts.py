@@ -183,6 +183,10 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
     job, data = receipt.job, receipt.data
     if isinstance(action, act.Prepare) and "preflight" in data:
         loop.store.put_preflight(Preflight(action.rental, "", job, **data["preflight"]))
+    if isinstance(action, act.Prepare) and data.get("damaged"):
+        loop.observer.job(job).passed_over.add(data["damaged"])
+        words = f"{receipt.detail}; the one before it is taken"
+        loop.store.add_journal(receipt.at, "checkpoint-passed-over", words, job=job, rental=action.rental)
     if receipt.status != "done" and not (isinstance(action, act.MirrorCheckpoints) and "rows" in data):
         return  # of several checkpoints some may be durable
     match action:
@@ -213,8 +217,9 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             seen.collected_at = receipt.at
             seen.bytes_per_s = data.get("rate") or seen.bytes_per_s
             seen.bytes_left = data.get("bytes_left", 0)
-            if action.final:
+            if data.get("environment"):
                 loop.store.environment(job, action.task, action.n, data["environment"])
+            if action.final:
                 if data.get("many"):
                     loop.store.results_done(job, action.task, action.n, "", receipt.at)
                     loop.store.task_results(job, action.task, data["folder"])

@@ -7,6 +7,8 @@ that a run could not read is passed over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.lineage import resume_order
 from orchestrator.model import Assignment, CheckpointRow, Facts, RentalFacts
 from orchestrator.transitions import DISRUPTIONS
@@ -26,6 +28,16 @@ def accepted(facts: Facts, task: str) -> tuple[CheckpointRow, ...]:
         return tuple(c for c in rows if c.n == INHERITED)
     last = max(earlier, key=lambda a: a.n)
     return tuple(c for c in rows if c.hash in last.seal or c.n == last.n)
+
+
+def unreadable(facts: Facts, task: str, chosen: CheckpointRow | None) -> tuple[str, ...]:
+    """Words on a checkpoint that the last run could not read, and what is taken in its place."""
+    runs = [a for a in facts.assignments if a.task == task]
+    last = max(runs, key=lambda a: a.n, default=None)
+    if last is None or last.cause is None or last.cause.klass != "checkpoint" or not last.resume_hash:
+        return ()
+    instead = f"{chosen.name} (step {chosen.step})" if chosen is not None else "the beginning"
+    return (f"{last.resume_name} could not be read by {last.key} and is passed over: going on from {instead}",)
 
 
 def best(rows: tuple[CheckpointRow, ...]) -> CheckpointRow | None:
@@ -78,6 +90,37 @@ def _fruitless(facts: Facts, row: RentalFacts) -> bool | None:
     if row.rental.reason not in DISRUPTIONS and not any(a.exit is not None and a.exit.lost for a in runs):
         return False
     return not any(progressed(facts, a) for a in runs)
+
+
+def not_working(facts: Facts, runs: Sequence[Assignment]) -> str:
+    """Why resuming does not help, in words, where each of the latest fruitless runs had been given a checkpoint; ""
+    where one of them began from the start."""
+    if not runs or not all(run.resume_hash for run in runs):
+        return ""
+    last = max(runs, key=lambda run: run.n)
+    anew = next((words for words in (began_anew(facts, run) for run in runs) if words), "")
+    text = f"resume is not working: {len(runs)} runs in a row were given a checkpoint, the last {last.resume_name}"
+    return f"{text} (step {last.resume_step}), and none got beyond its own{f'; {anew}' if anew else ''}"
+
+
+def began_anew(facts: Facts, run: Assignment) -> str:
+    """That a run which was given a checkpoint counts from an earlier step, in words; "" where it does not."""
+    if not run.resume_hash or run.resume_step is None or run.resume_step <= 0:
+        return ""
+    saved = [c.step for c in facts.checkpoints if (c.task, c.n) == (run.task, run.n)]
+    given = f"{run.key} was given {run.resume_name} (step {run.resume_step})"
+    if saved and min(saved) < run.resume_step:
+        return f"{given} and saved step {min(saved)}: does the program read $GPUJOB_RESUME_FROM?"
+    steps = facts.steps_seen.get(run.key)
+    earlier = [facts.steps_seen[a.key][1] for a in _before(facts, run) if a.key in facts.steps_seen]
+    # Steps of the log count what the checkpoints count only where the run before had come at least as far
+    if steps is not None and earlier and max(earlier) >= run.resume_step > steps[0]:
+        return f"{given} and began at step {steps[0]:g}: does the program read $GPUJOB_RESUME_FROM?"
+    return ""
+
+
+def _before(facts: Facts, run: Assignment) -> list[Assignment]:
+    return [a for a in facts.assignments if a.task == run.task and facts.job.replaced_n < a.n < run.n]
 
 
 def progressed(facts: Facts, run: Assignment) -> bool:

@@ -27,6 +27,8 @@ class Sightings:
     machine: Machine = field(default_factory=lambda: Machine(connected=False))
     prepared: set[str] = field(default_factory=set)  # "<task>.<n>"
     mirrored: set[tuple[str, str, int, float]] = field(default_factory=set)  # run, name, bytes, mtime
+    running_since: dict[str, float] = field(default_factory=dict)  # run -> when its program was first seen running
+    steps: dict[str, tuple[float, float]] = field(default_factory=dict)  # run -> first and furthest step of its log
     watched: bool = False  # live: a connection to it is kept or tried
     absent_since_boot: float | None = None
     collected_at: float = 0.0  # when results were last brought home during the run
@@ -86,6 +88,17 @@ class Sightings:
         """The agent's state changed."""
         if self.machine.connected:
             self.machine = parse_status(status)
+
+    def note_running(self, now: float) -> None:
+        """Remember since when programs run: setup may take an hour, in which no checkpoint is due."""
+        for key, run in self.machine.runs.items():
+            if run.state == "run":
+                self.running_since.setdefault(key, now)
+
+    def note_step(self, run: str, step: float) -> None:
+        """A run's log has told a step."""
+        first, furthest = self.steps.get(run, (step, step))
+        self.steps[run] = first, max(furthest, step)
 
     def lost(self, trouble: str, tried_s: float, at: float, epoch_refused: bool) -> None:
         """The connection broke, or one more attempt failed."""
@@ -186,7 +199,8 @@ def _checkpoint(row: object) -> AgentCheckpoint | None:
         return None
     step = step if isinstance(step, int) and 0 <= step < COUNT_MAX else -1
     size = size if isinstance(size, int) and 0 <= size < COUNT_MAX else 0
-    return AgentCheckpoint(name, step, size, entry.get("complete") is True, _number(entry.get("mtime")) or 0.0)
+    return AgentCheckpoint(name, step, size, entry.get("complete") is True, _number(entry.get("mtime")) or 0.0,
+                           str(entry.get("why") or "")[:200])  # fmt: skip
 
 
 def _notice(row: Mapping[str, Any]) -> Notice | None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from orchestrator import placement, reaction, resume
+from orchestrator import placement, reaction, resume, saves
 from orchestrator.actions import (
     Alarm,
     CollectResults,
@@ -181,6 +181,8 @@ def commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
         return
     rows = resume.accepted(facts, task.id)
     best = resume.best(rows)
+    for words in resume.unreadable(facts, task.id, best):
+        draft.do(Alarm("checkpoint-unreadable", words, rental.rental.id))
     draft.do(
         CommitAssignment(
             task=task.id,
@@ -206,6 +208,9 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
         return
     if why is not None and assignment.key not in rental.machine.runs:
         _stop_unstarted(draft, rental, assignment, why)
+        return
+    if assignment.resume_hash in facts.passed_over and assignment.key not in rental.machine.runs:
+        saves.resume_from_another(draft, assignment)
         return
     if f"{row.id}/{assignment.key}" in facts.prepared or assignment.key in rental.machine.runs:
         draft.do(SendOrder(row.id, assignment.task, assignment.n), "everything is verified there")
@@ -264,6 +269,8 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     if not machine.connected:
         _stop_unreachable(draft, assignment.task, why)
         return
+    if stage == "run" and why is None:
+        saves.watch(draft, rental, assignment)
     if why is not None:
         draft.say("FINALIZING", f"saving: {why}")
         seconds = grace(draft, rental, why)
@@ -350,6 +357,7 @@ def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: V
     free = verdict.reason is not Reason.FAILED or _code(assignment) == CHECKPOINTED_EXIT
     if free and fruitless >= policy.no_progress_max:
         detail = f"{fruitless} runs in a row without a new checkpoint; the last: {verdict.detail}"
+        detail = "; ".join(filter(None, (resume.not_working(facts, runs[:fruitless]), detail)))
         conclude(draft, rental, assignment, Verdict("failed", Reason.NO_PROGRESS, detail))  # what it made comes home
         return
     task = next(t for t in facts.tasks if t.id == assignment.task)

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from orchestrator.agent.asks import admit, need, need_name, need_run
+from orchestrator.agent.checkpoints import checkpoints_of
 from orchestrator.agent.ends import Deadline, boot_id, uptime
 from orchestrator.agent.files import command_lock, list_names, read_json, read_text, replace, to_json, write_whole
 from orchestrator.agent.launch import start_command
@@ -69,6 +70,30 @@ def prepare_command(ask: dict[str, Any]) -> dict[str, Any]:
         places = {"data": at["data"], "ckpt": at["ckpt"], "out": at["out"]}
         answer["preflight"] = preflight_command({**ask["preflight"], "places": places})
     return answer
+
+
+def thin_command(ask: dict[str, Any]) -> dict[str, Any]:
+    """Remove checkpoints of a run that are durable elsewhere: the disk runs short. One that has changed since stays."""
+    run = need_run(ask)
+    wanted = {need(each, "name", str): each for each in need(ask, "names", list) if isinstance(each, dict)}
+    removed = []
+    with command_lock():
+        admit(ask)
+        if run.order is None:
+            raise Refusal("missing", "%s was never ordered" % run.key)
+        folder = os.path.join(run.folders()["ckpt"], (run.order.get("checkpoint") or {}).get("path") or "")
+        there = [item for item in checkpoints_of(run) if item["complete"]]
+        for item in there[:-1]:  # never the newest
+            each = wanted.get(item["name"])
+            if each is None or (item["bytes"], item["mtime"]) != (each.get("bytes"), each.get("mtime")):
+                continue
+            path = os.path.join(folder, item["name"])
+            gone = os.path.join(folder, ".gpujob-gone-" + item["name"])
+            with contextlib.suppress(FileNotFoundError):  # the program removes old ones itself, too
+                os.rename(path, gone)  # never half of it under its name
+                shutil.rmtree(gone) if os.path.isdir(gone) else os.unlink(gone)
+                removed.append(item["name"])
+    return {"ok": True, "removed": removed}
 
 
 def check_order(ask: dict[str, Any]) -> dict[str, Any]:

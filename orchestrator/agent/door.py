@@ -13,6 +13,7 @@ from orchestrator.agent.commands import (
     order_command,
     prepare_command,
     signal_command,
+    thin_command,
     wipe_command,
 )
 from orchestrator.agent.inventory import changed_command, environment_command, manifest_command
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "close": close_command,
     "manifest": manifest_command,
     "changed": changed_command,
+    "thin": thin_command,
     "environment": environment_command,
     "preflight": preflight_command,
     "landed": landed_command,

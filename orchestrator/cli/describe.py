@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
@@ -25,12 +25,15 @@ from orchestrator.cli.output import (
     table,
     utc_z,
 )
-from orchestrator.cli.phases import billing_lines, phase_seconds, spent_of, stage_seconds, steps_of
+from orchestrator.cli.phases import billing_lines, phase_seconds, saving_words, spent_of, stage_seconds, steps_of
 from orchestrator.cli.reading import View, is_play, open_view
 from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, notice_words, vitals_of
 from orchestrator.cli.vitals import as_json as vitals_json
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Rental
+
+if TYPE_CHECKING:
+    from orchestrator.interval import Saving
 
 EVENTS_SHOWN = 15  # the last ones; -o json has more
 CHECKPOINTS_SHOWN = 3
@@ -72,6 +75,9 @@ def text(home: Home, view: View) -> Iterator[str]:
     if steps.last is not None:
         total = f" of {steps.total:g}" if steps.total else ""
         yield f"  progress  step {steps.last:g}{total}; {steps.lost:g} steps done again after losses"
+    kept = _saving(home, view)
+    if kept is not None:
+        yield f"  saving    {saving_words(kept)}"
     moving = transfer_words(view)
     if moving:
         yield f"  copying   {moving}"
@@ -112,6 +118,21 @@ def _health(home: Home, view: View) -> Iterator[str]:
     if alarms:
         yield ""
         yield from alarm_lines(alarms, view.now)
+
+
+def _saving(home: Home, view: View) -> Saving | None:
+    """What saving costs by the saves that were seen, at the rate of reclaims of the machine's provider."""
+    events = [entry.data for entry in view.journal if entry.kind == "agent:checkpoint"]
+    rental = view.rentals[-1] if view.rentals else None
+    if not events or rental is None or not rental.offer.spot:
+        return None
+    from orchestrator.cli.plan import known
+    from orchestrator.history import RECLAIMS_PER_H
+    from orchestrator.interval import measured, saving
+
+    save_s, between = measured(events)
+    losses = known(home, view.job.name)[1].reclaims.get(rental.offer.provider, RECLAIMS_PER_H)
+    return saving(save_s, losses, between)
 
 
 def _decisive(home: Home, view: View) -> Iterator[str]:
@@ -265,6 +286,7 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
             for each in view.notices
         ],
         "alarms": [alarm_json(each) for each in view.current_progress.alarms] if view.current_progress else [],
+        "saving": _saving_json(home, view),
         "phases_s": phase_seconds(view, stage_seconds(home, view)),
         "price_cap": money_json(job.price_cap, job.currency),
         "spent": money_json(view.spent, currency, view.play),
@@ -285,6 +307,15 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         ],
         "billing": [rental.id for rental in view.open_rentals],
     }  # fmt: skip
+
+
+def _saving_json(home: Home, view: View) -> dict[str, Any] | None:
+    found = _saving(home, view)
+    if found is None:
+        return None
+    shares = {"share": found.share, "best_share": found.best_share}
+    return {"save_s": found.save_s, "losses_per_h": found.losses_per_h, "every_s": found.every_s,
+            "best_s": round(found.best_s), **shares}  # fmt: skip
 
 
 def _progress_json(view: View) -> dict[str, Any] | None:

@@ -9,13 +9,16 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import money, span
 from orchestrator.cli.reading import View, is_play
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Outcome, Rental
 from orchestrator.paid_time import read_events
+
+if TYPE_CHECKING:
+    from orchestrator.interval import Saving
 
 ORDER = ("waiting", "machine", "code and data", "setup", "smoke", "run", "results", "release")
 
@@ -150,3 +153,15 @@ def _machine(rental: Rental) -> str:
     stand_in = " (stand-in)" if rental.offer.stand_in else ""
     gpu = rental.offer.gpu or "CPU"
     return f"{gpu}{stand_in} {spot} at {rental.offer.provider}" + (f", {rental.reason}" if rental.reason else "")
+
+
+def saving_words(found: Saving) -> str:
+    """What saving costs as often as it happens, and what would cost least."""
+    rests = f"a save takes {found.save_s:.0f} s, {found.losses_per_h:.2g} losses an hour"
+    best = f"{span(round(found.best_s))} would be best here"
+    if found.every_s is None or found.share is None:
+        return f"{best}: {found.best_share:.1%} of the time ({rests})"
+    now = f"every {span(found.every_s)} costs {found.share:.1%} of the time ({rests})"
+    if not found.better:
+        return f"{now}, which is near the best"
+    return f"{now}, {best} ({found.best_share:.1%})"

@@ -82,6 +82,10 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
             "rule": plan.pace.kind, "why": plan.pace.why or None,
             "spot_until": utc_z(plan.pace.until),
         } if plan.policy.finish_by is not None else None,
+        "saving": {
+            "save_s": plan.saving.save_s, "losses_per_h": plan.saving.losses_per_h, "every_s": plan.saving.every_s,
+            "share": plan.saving.share, "best_s": round(plan.saving.best_s), "best_share": plan.saving.best_share,
+        } if plan.saving else None,
         "memory": {
             "need_gb": round(plan.memory.need, 3), "more_per_card_gb": round(plan.memory.more_per_card, 3),
             "bigger": offer_json(prepared.bigger, plan.play) if prepared.bigger else None,

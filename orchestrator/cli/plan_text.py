@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import local_time, money, size, span, table
+from orchestrator.cli.phases import saving_words
 from orchestrator.cli.plan_json import warnings_of
 from orchestrator.comparison import billing_mode, removed, spot_choice
 from orchestrator.pace import net_at, steers_nothing
@@ -43,6 +44,8 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     yield from _memory(prepared)
     yield from _basis(plan)
     yield from _finish(plan)
+    if plan.saving is not None:
+        yield f"saving     {saving_words(plan.saving)}"
     yield from _money(plan, prepared)
     yield ""
     yield "ENDS THE MACHINE   stops the bill without this computer?"

@@ -15,6 +15,11 @@ WHERE a.job = :job AND a.task = :task AND a.closed_at IS NULL AND r.quiesced_at 
 INSERT INTO assignments (job, task, n, rental, seal, resume_hash, resume_name, resume_step, committed_at)
 VALUES (:job, :task, :n, :rental, :seal, :resume_hash, :resume_name, :resume_step, :now);
 
+-- Nothing has run with the old one: only a run that was never ordered is changed.
+-- name: resume_other
+UPDATE assignments SET seal = :seal, resume_hash = :resume_hash, resume_name = :resume_name, resume_step = :resume_step
+WHERE job = :job AND task = :task AND n = :n AND ordered_at IS NULL AND "exit" IS NULL AND resume_hash <> :resume_hash;
+
 -- name: ordered
 UPDATE assignments SET ordered_at = coalesce(ordered_at, :now) WHERE job = :job AND task = :task AND n = :n;
 
@@ -77,6 +82,11 @@ SELECT a.job, a.ordered_at, coalesce(r.create_sent_at, r.created_at) AS rented_a
 FROM jobs j JOIN assignments a ON a.job = j.id JOIN rentals r ON r.id = a.rental
 WHERE j.name = :name AND j.outcome = 'done' AND a.ordered_at IS NOT NULL AND ended_at IS NOT NULL
 ORDER BY j.run DESC, a.n LIMIT :limit;
+
+-- Saves of all runs of a name as their agents told them, newest first.
+-- name: saves
+SELECT l.data FROM journal l JOIN jobs j ON j.id = l.job
+WHERE j.name = :name AND l.kind = 'agent:checkpoint' ORDER BY l.id DESC LIMIT :limit;
 
 -- name: reports
 SELECT * FROM reports WHERE job = :job AND (:task = '' OR task = :task) ORDER BY task, step;

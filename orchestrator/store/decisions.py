@@ -111,6 +111,11 @@ class Decisions(Reads, Journal):
                 changed = self._run("confirm_end", id=self._of(job, write.rental).id) > 0
             case actions.CommitAssignment():
                 changed = self._assign(job, write, now)
+            case actions.ResumeOther():
+                changed = self._run(
+                    "resume_other", job=job, task=write.task, n=write.n, seal=text(write.seal),
+                    resume_hash=write.resume_hash, resume_name=write.resume_name, resume_step=write.resume_step,
+                ) > 0  # fmt: skip
             case actions.StoreExit():
                 changed = self._run("store_exit", job=job, task=write.task, n=write.n, exit=exit_text(write.exit)) > 0
             case actions.StoreResultsLost():

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Rental, Task
 from orchestrator.store.connection import Connection
@@ -178,6 +179,10 @@ class Reads(Connection):
     def past_runs(self, name: str, limit: int = 100) -> tuple[PastRun, ...]:
         """The runs of done jobs of this name, newest job first."""
         return build_all(PastRun, self._rows("past_runs", name=name, limit=limit))
+
+    def saves(self, name: str, limit: int = 50) -> tuple[Mapping[str, Any], ...]:
+        """The newest `checkpoint` events of all jobs of this name."""
+        return tuple(json.loads(row["data"]) for row in self._rows("saves", name=name, limit=limit))
 
     def spot_use(self, since: float, now: float) -> dict[str, tuple[int, float]]:
         """Provider -> (reclaims, hours) of its spot machines that were rented since then."""

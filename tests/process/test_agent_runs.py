@@ -125,6 +125,21 @@ time.sleep(60)
         assert machine.events("exit")[0]["signalled"] == "interruption"
 
 
+def test_older_checkpoints_are_removed_on_request_and_never_the_newest_or_a_changed_one(tmp_path: Path) -> None:
+    script = "cd $GPUJOB_CKPT; for i in 1 2 3 4; do mkdir step_$i; echo data > step_$i/w.bin; done; echo made; sleep 60"
+    with Machine(tmp_path) as machine:
+        machine.order(script, checkpoint={"path": "", "pattern": "step_{n}"})
+        machine.wait_log(b"made")
+        wait_for(lambda: [c for c in machine.run()["checkpoints"] if c["complete"]][3:], "all are complete")
+        seen = {c["name"]: {key: c[key] for key in ("name", "bytes", "mtime")} for c in machine.run()["checkpoints"]}
+        names = [seen["step_1"], {**seen["step_2"], "bytes": 4}, seen["step_4"], {"name": "../../../data", "bytes": 1}]
+        assert machine.do("thin", task="t0", n=1, names=names)["removed"] == ["step_1"]
+        assert machine.do("thin", task="t0", n=1, names=names)["removed"] == []
+        folder = machine.job / "ckpt" / "t0.1"
+        assert sorted(path.name for path in folder.iterdir()) == ["step_2", "step_3", "step_4"]
+        assert machine.job.joinpath("data").is_dir()
+
+
 def test_what_ignores_the_signal_is_killed_when_the_grace_is_over(tmp_path: Path) -> None:
     with Machine(tmp_path) as machine:
         machine.order("trap '' TERM HUP; echo up; while :; do sleep 0.1; done")

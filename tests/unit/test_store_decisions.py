@@ -276,6 +276,19 @@ def test_a_run_is_committed_with_its_seal_and_once(store: Store, job: str) -> No
     )  # fmt: skip
 
 
+def test_only_a_run_that_was_never_ordered_gets_another_resume_point(store: Store, job: str) -> None:
+    rental = rent(store, job)
+    store.apply(job, [commit(rental.id)], 30.0)
+    other = actions.ResumeOther("t0", 1, ("m1",), "m1", "step_10", 10)
+    assert store.apply(job, [other], 31.0).changed == 1
+    assert store.apply(job, [other], 32.0).changed == 0
+    run = store.assignments(job)[0]
+    assert (run.seal, run.resume_hash, run.resume_name, run.resume_step) == (("m1",), "m1", "step_10", 10)
+    store.ordered(job, "t0", 1, 33.0)
+    assert store.apply(job, [actions.ResumeOther("t0", 1, (), "m0", "step_5", 5)], 34.0).changed == 0
+    assert store.assignments(job)[0].resume_hash == "m1"
+
+
 def test_a_successor_run_waits_until_the_one_before_can_never_run_again(store: Store, job: str) -> None:
     first = rent(store, job)
     store.apply(job, [commit(first.id)], 30.0)
