@@ -157,11 +157,16 @@ def _machine(rental: Rental) -> str:
 
 def saving_words(found: Saving) -> str:
     """What saving costs as often as it happens, and what would cost least."""
+    from jobspecs.units import Duration
+
+    def spelled(seconds: float) -> str:
+        return str(Duration(round(seconds / 60) * 60 if seconds >= 120 else max(1, round(seconds))))
+
     rests = f"a save takes {found.save_s:.0f} s, {found.losses_per_h:.2g} losses an hour"
-    best = f"{span(round(found.best_s))} would be best here"
+    best = f"{spelled(found.best_s)} would be best here"
     if found.every_s is None or found.share is None:
         return f"{best}: {found.best_share:.1%} of the time ({rests})"
-    now = f"every {span(found.every_s)} costs {found.share:.1%} of the time ({rests})"
+    now = f"every {spelled(found.every_s)} costs {found.share:.1%} of the time ({rests})"
     if not found.better:
         return f"{now}, which is near the best"
     return f"{now}, {best} ({found.best_share:.1%})"
