@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
@@ -25,6 +23,7 @@ from typing import Any, Literal, Protocol
 from pathspec import GitIgnoreSpec
 
 from orchestrator import sync
+from orchestrator.arrival import by_value, collisions, folds_case
 from orchestrator.home import Home
 from orchestrator.ssh_errors import AgentRefused, TransferError, Unsafe
 from orchestrator.ssh_files import Target
@@ -33,15 +32,6 @@ CHANGED_LIMIT = 5 * 1000**3  # bytes of files under workdir that come home unask
 LIST_TIMEOUT_S = 300.0
 HASH_TIMEOUT_S = 1800.0
 GLOB = frozenset("*?[")
-VITAL = re.compile(
-    r"(metrics?|results?|summary|scores?|eval|manifest|report)\b.*\.(jsonl?|csv|tsv|ya?ml|txt|md)|.*\.gpujob-manifest\.json",
-    re.IGNORECASE,
-)
-BULK = re.compile(
-    r"(.*\.(log|out|err|trace|prof|nsys-rep|tmp|core)(\.\d+)?|events\.out\.tfevents\..*|core\.\d+)\Z", re.IGNORECASE
-)
-BULK_FOLDERS = frozenset({"logs", "log", "wandb", "runs", "lightning_logs", "tb", "tensorboard", "profile", "traces"})
-SIZES = (1000**2, 64 * 1000**2)  # bytes: small, middling, large files are brought one after another
 
 When = Literal["success", "failure", "always"]
 
@@ -153,7 +143,7 @@ class _Source:
         for path in sync.refuse_under_links(found, [path for path, file in found.items() if "link" in file]):
             self.refused.append(f"{path[:120]} lies below a link")
             del found[path]
-        for path, other in _collisions(found) if folds else ():
+        for path, other in collisions(found) if folds else ():
             self.refused.append(f"{path[:120]} and {other[:120]} are one name on this computer; only the first came")
             del found[other]
         return found
@@ -205,57 +195,27 @@ def collect(
     return Results(tuple(pieces), verified, tuple(problems), tuple(refused), tuple(left), lost)
 
 
-def by_value(files: Iterable[tuple[str, str, dict[str, Any]]]) -> Iterator[tuple[str, list[str]]]:
-    """(place, path, entry) as (place, paths) in the order in which they are brought: by what they are worth, then by
-    size."""
-    found: dict[tuple[int, str], list[tuple[int, str]]] = {}
-    for label, path, file in files:
-        size = int(file.get("size") or 0)
-        found.setdefault((rank_of(path, size), label), []).append((size, path))
-    for (_, label), sized in sorted(found.items()):
-        yield label, [path for _, path in sorted(sized)]
-
-
-def rank_of(path: str, size: int) -> int:
-    """0: what says how the run went; then files by size; logs and traces last, however small."""
-    parts = PurePosixPath(path).parts
-    if BULK_FOLDERS & set(parts[:-1]) or BULK.match(parts[-1]):
-        return len(SIZES) + 2
-    if VITAL.match(parts[-1]) and size <= SIZES[-1]:
-        return 0
-    return 1 + sum(size > limit for limit in SIZES)
-
-
-def _collisions(paths: Iterable[str]) -> list[tuple[str, str]]:
-    """(kept, refused): paths that are one on a file system which folds case, parents included."""
-    spelled: dict[str, str] = {}
-    found = []
-    for path in sorted(paths):
-        steps = [path[: at or None] for at in (*(at for at, char in enumerate(path) if char == "/"), 0)]
-        other = next((spelled[_folded(step)] for step in steps if spelled.get(_folded(step), step) != step), None)
-        if other is not None:
-            found.append((other, path))
-        else:
-            spelled.update((_folded(step), step) for step in steps)
+def earlier(home: Home, job: str, task: str, n: int, plan: ArtifactPlan, success: bool) -> list[Piece]:
+    """What had arrived of this task's runs before `n`, which were cut off: under `attempts/`, since a later run has not
+    made it again. Links are left out; nobody verified these files."""
+    place = _by_patterns([item for item in plan.wanted(success) if not item.path.startswith("/")])
+    staging, found = home.results(job, task, n), list[Piece]()
+    for number in sorted(earlier_runs(home, job, task, n)):
+        folder = home.results(job, task, number) / "out"
+        for path in sorted(each for each in folder.rglob("*") if each.is_file() and not each.is_symlink()):
+            name = path.relative_to(folder).as_posix()
+            if sync.PARTIAL not in path.parts:
+                staged = os.path.relpath(path, staging)
+                shown = f"attempts/{task}.{number}/{name}"
+                found += [Piece(staged, dest, shown, path.stat().st_size) for dest, _ in place(name)]
     return found
 
 
-def _folded(path: str) -> str:
-    return unicodedata.normalize("NFC", path).casefold()
-
-
-def folds_case(folder: Path) -> bool:
-    """Whether names that differ in case only are one in the nearest folder above that exists."""
-    place = next(each for each in (folder, *folder.parents) if each.is_dir())
-    probe = place / f".gpujob-Case-{os.getpid()}"
-    try:
-        probe.touch()
-    except OSError:
-        return False  # nothing can be written there, which is said when it is tried
-    try:
-        return os.path.lexists(place / probe.name.lower())
-    finally:
-        probe.unlink(missing_ok=True)
+def earlier_runs(home: Home, job: str, task: str, n: int) -> list[int]:
+    """Numbers of the task's runs before `n` of which something lies in staging."""
+    folders = home.results(job, task, n).parent.glob(f"{task}.*")
+    numbers = (folder.name.rpartition(".")[2] for folder in folders)
+    return [int(number) for number in numbers if number.isdigit() and int(number) < n]
 
 
 def _sources(

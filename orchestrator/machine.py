@@ -334,13 +334,17 @@ class Machines(Connections):
         if not found.verified and not found.lost:
             raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
         record = recorded.result()
+        before = artifacts.earlier_runs(self._home, job.id, run.task, run.n)
+        cut_off = artifacts.earlier(self._home, job.id, run.task, run.n, plan, effect.success)
+        found = replace(found, pieces=(*found.pieces, *cut_off))
         published = publish(
             self._home, job=job.id, task=run.task, n=run.n, plan=plan, results=found, success=effect.success,
             checkpoint=resume_choice(listing(self._home, job.id, run.task).manifests),
         )  # fmt: skip
         write_private(published.path / RUN_RECORD, json.dumps(record, indent=1, default=str).encode() + b"\n")
         (published.path / RUN_RECORD).chmod(0o644)  # the user's own file, as the other results are
-        discard(self._home, job.id, run.task, run.n)
+        for n in (*before, run.n):
+            discard(self._home, job.id, run.task, n)
         if found.lost:  # what there was is home all the same
             raise WorkFailed(found.lost, Reason.FAILED)
         words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]

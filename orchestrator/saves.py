@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from jobspecs.units import Duration
 from orchestrator import resume
-from orchestrator.actions import Alarm, ResumeOther, SetOutcome
+from orchestrator.actions import Alarm, CollectResults, ResumeOther, SetOutcome
 from orchestrator.draft import Draft
 from orchestrator.model import Assignment, CheckpointRow, Facts, Outcome, Reason, RentalFacts
 
 INTERVALS = 2  # without a checkpoint: one may be late, two are a program that does not save
 SEEN_S = 15.0  # from the last byte to a durable copy: two scans of the agent and a small transfer
+LAST_LOOK_S = 5.0  # so long before an announced reclaim nothing more is brought: the release must still be sent
 SAID_WITHIN_S = 3000.0  # after the order; alarms repeat every hour, and what lasts for the whole run is said once
 
 
@@ -42,6 +43,19 @@ def resume_from_another(draft: Draft, run: Assignment) -> None:
         return
     seal = tuple(sorted(c.hash for c in rows))
     draft.do(ResumeOther(run.task, run.n, seal, best.hash, best.name, best.step), "the one before it")
+
+
+def last_look(draft: Draft, rental: RentalFacts, assignment: Assignment) -> bool:
+    """Whether an interrupted run's results can still be brought here before its machine is taken: once, and only within
+    the notice. The next run writes into a folder of its own."""
+    facts, notice = draft.facts, rental.machine.notice
+    if notice is None or assignment.exit is None or not (draft.policy.results and rental.machine.connected):
+        return False
+    collect = CollectResults(rental.rental.id, assignment.task, assignment.n, final=False)
+    if facts.collected_at.get(rental.rental.id, 0.0) >= assignment.exit.at or collect.key in facts.troubles:
+        return False
+    draft.wake(notice.at - LAST_LOOK_S)
+    return draft.now < notice.at - LAST_LOOK_S
 
 
 def _own(facts: Facts, run: Assignment) -> list[CheckpointRow]:

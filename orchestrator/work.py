@@ -324,7 +324,9 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
         elif verdict.kind == "disrupted":
             draft.wake(draft.now + 1.0)
         return
-    if verdict.kind == "disrupted":
+    if verdict.kind == "disrupted" and saves.last_look(draft, rental, assignment):
+        draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False), "what it made, before the reclaim")
+    elif verdict.kind == "disrupted":
         interrupted = verdict.reason is Reason.INTERRUPTED
         draft.do(Release(row.id, verdict.reason, verdict.detail, interrupted=interrupted), "saved before the reclaim")
     elif verdict.kind == "again":

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import artifacts, publish
+from orchestrator import arrival, artifacts, publish
 from orchestrator.artifacts import ArtifactPlan, Item, Piece, Results, split_absolute
 from orchestrator.home import Home
 from orchestrator.mirror import Manifest, StoredFile, parts_of
@@ -271,7 +271,7 @@ def test_what_matters_comes_first_and_bulk_last() -> None:
     }  # fmt: skip
     files = [("out", path, {"size": size}) for path, size in sizes.items()]
     files.append(("workdir", "summary.csv", {"size": 3}))
-    assert list(artifacts.by_value(files)) == [
+    assert list(arrival.by_value(files)) == [
         ("out", ["metrics.json", "sub/metrics.jsonl"]),
         ("workdir", ["summary.csv"]),
         ("out", ["a.txt", "plot.png"]),
@@ -285,7 +285,7 @@ def test_what_matters_comes_first_and_bulk_last() -> None:
     st.dictionaries(st.from_regex(r"[ab-]{1,3}(/[ab.-]{0,3}b)?", fullmatch=True), st.integers(0, 10**10), max_size=12)
 )
 def test_every_file_is_brought_once_the_small_of_a_kind_before_the_large(sizes: dict[str, int]) -> None:
-    found = list(artifacts.by_value(("out", path, {"size": size}) for path, size in sizes.items()))
+    found = list(arrival.by_value(("out", path, {"size": size}) for path, size in sizes.items()))
     names = [name for _, batch in found for name in batch]
     assert sorted(names) == sorted(sizes)
     for _, batch in found:
@@ -305,9 +305,9 @@ def test_names_that_are_one_name_here_do_not_overwrite_each_other() -> None:
 
 
 def test_a_file_system_is_asked_whether_it_folds_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not artifacts.folds_case(tmp_path / "not" / "there")
+    assert not arrival.folds_case(tmp_path / "not" / "there")
     monkeypatch.setattr(os.path, "lexists", lambda path: True)
-    assert artifacts.folds_case(tmp_path)
+    assert arrival.folds_case(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import core_facts as cf
 import pytest
@@ -193,6 +194,24 @@ def test_exit_zero_after_our_signal_for_an_interruption_is_not_done() -> None:
     (release,) = of(decision, act.Release)
     assert (release.reason, release.interrupted) == (Reason.INTERRUPTED, True)
     assert "SetOutcome" not in kinds(decision)
+
+
+@pytest.mark.parametrize(
+    ("notice", "changes", "collects"),
+    [
+        (T0 + 640, {}, True),
+        (T0 + 604, {}, False),  # too late: the release must still be sent
+        (T0 + 640, {"collected_at": {"gj-abcdef-1": T0 + 505}}, False),  # it is here
+        (T0 + 640, {"policy": replace(cf.POLICY, results=False)}, False),
+    ],
+)
+def test_what_an_interrupted_run_made_is_brought_within_the_notice(
+    notice: float, changes: dict[str, Any], collects: bool
+) -> None:
+    noticed = replace(WELL, machine=replace(WELL.machine, notice=Notice(notice)))
+    decision = decide(noticed, assignments=(exited(0, SignalWhy.INTERRUPTION),), **changes)
+    assert [c.final for c in of(decision, act.CollectResults)] == ([False] if collects else [])
+    assert bool(of(decision, act.Release)) != collects
 
 
 @pytest.mark.parametrize(
