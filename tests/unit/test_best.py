@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from checkpoint_formats import as_json, lightning, put, torch_zip, trainer
 
-from orchestrator.best import best_of
 from orchestrator.home import Home
-from orchestrator.mirror import Manifest, StoredFile, content_hash, listing, manifest_path, parts_of, prune, to_bytes
+from orchestrator.mirror import Manifest, StoredFile, content_hash, listing, manifest_path, parts_of, to_bytes
+from orchestrator.retention import retain
 
 
 @pytest.fixture
@@ -34,9 +34,10 @@ def stored(home: Home, name: str, step: int, files: dict[str, bytes] | bytes, n:
 
 
 def names(home: Home, keep: int) -> list[str]:
-    mirror = home.mirror("digits.1", "t0")
-    prune(home, "digits.1", "t0", keep, best_of(mirror, listing(home, "digits.1", "t0").manifests))
-    return [m.name for m in listing(home, "digits.1", "t0").manifests]
+    retained = retain(home, "digits.1", "t0", keep, "")
+    assert retained.held == listing(home, "digits.1", "t0").manifests
+    assert not set(retained.held) & set(retained.removed)
+    return [m.name for m in retained.held]
 
 
 def test_the_trainers_best_is_kept_beside_the_newest(home: Home) -> None:

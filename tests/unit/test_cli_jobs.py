@@ -434,6 +434,12 @@ def test_a_pull_that_dies_leaves_no_half_file_under_its_name(
         with pytest.raises(KeyboardInterrupt):
             pull._copy(results / "weights.bin", dest, "weights.bin")
     assert list(dest.iterdir()) == []
+    (dest / "weights.bin").write_bytes(b"older")
+    with monkeypatch.context() as dying:
+        dying.setattr(pull.shutil, "copy2", half)
+        with pytest.raises(KeyboardInterrupt):
+            pull._copy(results / "weights.bin", dest, "weights.bin")
+    assert (dest / "weights.bin").read_bytes() == b"older"  # the bytes of before, or the new ones
     assert run("pull", "digits", "--to", str(dest))[0] == 0
     assert (dest / "weights.bin").stat().st_size == 1000
 
