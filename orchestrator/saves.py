@@ -1,18 +1,17 @@
-"""What is said of a running job's checkpoints: none for two intervals, a program that began anew, another world size or
-another torch than the checkpoint's; and what is done where one cannot be used. Pure; attempts are bounded by `resume`.
+"""What is said of a running job's checkpoints: one that stays unfinished, a program that began anew, another world size
+or torch than the checkpoint's; and what is done where one cannot be used. Pure; attempts are bounded by `resume`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobspecs.units import Duration
 from orchestrator import resume
 from orchestrator.actions import Alarm, CollectResults, ResumeOther, SetOutcome
 from orchestrator.draft import Draft
 from orchestrator.model import Assignment, CheckpointRow, Facts, Outcome, Reason, RentalFacts
 
-INTERVALS = 2  # without a checkpoint: one may be late, two are a program that does not save
+INTERVALS = 2  # without a complete checkpoint, which `alarms` tells: then what lies there instead is told as well
 SEEN_S = 15.0  # from the last byte to a durable copy: two scans of the agent and a small transfer
 LAST_LOOK_S = 5.0  # so long before an announced reclaim nothing more is brought: the release must still be sent
 SAID_WITHIN_S = 3000.0  # after the order; alarms repeat every hour, and what lasts for the whole run is said once
@@ -25,8 +24,9 @@ def watch(draft: Draft, rental: RentalFacts, run: Assignment) -> None:
     if since is not None and every > 0:
         due = max([since, *(c.verified_at for c in _own(facts, run))]) + INTERVALS * every + SEEN_S
         draft.wake(due)
-        if draft.now >= due and run.key not in facts.checkpoints_left:
-            draft.do(Alarm("no-checkpoint", _none_came(draft, rental, run, due), rental.rental.id))
+        unfinished = _unfinished(rental, run) if draft.now >= due and run.key not in facts.checkpoints_left else ""
+        if unfinished:
+            draft.do(Alarm("checkpoint-unfinished", unfinished, rental.rental.id))
     for kind, words in _changes(facts, rental, run):
         draft.do(Alarm(kind, words, rental.rental.id))
 
@@ -62,18 +62,15 @@ def _own(facts: Facts, run: Assignment) -> list[CheckpointRow]:
     return [c for c in facts.checkpoints if (c.task, c.n) == (run.task, run.n)]
 
 
-def _none_came(draft: Draft, rental: RentalFacts, run: Assignment, due: float) -> str:
-    """How long none came, what lies there instead, and where to look."""
-    every = Duration(int(draft.policy.every_s))
-    silent = Duration(int(draft.now - due + INTERVALS * draft.policy.every_s + SEEN_S) // 60 * 60 or 60)
-    text = f"no complete checkpoint of {run.key} for {silent}, and one should come every {every}"
+def _unfinished(rental: RentalFacts, run: Assignment) -> str:
+    """What lies in the place of the checkpoint that is due, and what it lacks; "" where nothing does."""
     seen = rental.machine.runs.get(run.key)
-    unfinished = [c for c in seen.checkpoints if not c.complete and c.why] if seen is not None else []
-    if unfinished:
-        newest = max(unfinished, key=lambda c: c.step)
-        text += f"; {newest.name[:80]} is there, but {newest.why[:200]}"
-    name = draft.facts.job.name
-    return f"{text}. Look with `gpujob logs {name}`: does it save into $GPUJOB_CKPT, under the pattern's names?"
+    lacking = [c for c in seen.checkpoints if not c.complete and c.why] if seen is not None else []
+    if not lacking:
+        return ""
+    newest = max(lacking, key=lambda c: c.step)
+    text = f"{newest.name[:80]} of {run.key} counts for nothing: {newest.why[:200]}"
+    return f"{text}. Nothing of it is resumed from until it is whole; look with `gpujob ssh`"
 
 
 def _changes(facts: Facts, rental: RentalFacts, run: Assignment) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What is said and decided about checkpoints of a running job: none came, resuming does not help, another must do."""
+"""What is said and decided about checkpoints of a running job: one stays unfinished, resuming does not help, another must do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from orchestrator.sightings import Sightings, parse_status
 
 EVERY = replace(cf.POLICY, every_s=900.0)
 RUNNING = {"t0.1": T0 + 100}
+HALF = AgentCheckpoint("checkpoint-300", 300, 5, False, why="it lacks trainer_state.json")
 
 
 def alarms(decision: Decision) -> dict[str, str]:
@@ -31,7 +32,7 @@ def running(n: int = 1, on: int = 1, **changes: Any) -> Any:
     return cf.live(on, machine=cf.machine(runs={f"t0.{n}": cf.run(**changes)}))
 
 
-# --- none for two intervals ---
+# --- one that stays unfinished ---
 
 
 @pytest.mark.parametrize(
@@ -46,27 +47,29 @@ def running(n: int = 1, on: int = 1, **changes: Any) -> Any:
         (T0 + 200 + 1815, {"policy": cf.POLICY}, False),  # it does not say how often it saves
     ],
 )
-def test_no_checkpoint_in_two_intervals_is_an_alarm(now: float, changes: dict[str, Any], said: bool) -> None:
+def test_what_stays_unfinished_for_two_intervals_is_told(now: float, changes: dict[str, Any], said: bool) -> None:
     more = {"running_since": RUNNING, **changes}
-    decision = decide(running(), assignments=(cf.assignment(),), now=now, **more)
-    assert ("no-checkpoint" in alarms(decision)) == said
+    decision = decide(running(checkpoints=(HALF,)), assignments=(cf.assignment(),), now=now, **more)
+    assert ("checkpoint-unfinished" in alarms(decision)) == said
 
 
-def test_the_alarm_says_what_lies_there_and_where_to_look() -> None:
-    half = AgentCheckpoint("checkpoint-300", 300, 5, False, why="it lacks trainer_state.json")
-    decision = decide(
-        running(checkpoints=(half,)), assignments=(cf.assignment(),), now=T0 + 2100, running_since=RUNNING
+def test_the_alarm_says_what_it_lacks() -> None:
+    old = AgentCheckpoint("checkpoint-200", 200, 5, False, why="it is empty")
+    fine = AgentCheckpoint("checkpoint-400", 400, 5, False)  # it has not settled: nothing is wrong with it
+    found = running(checkpoints=(HALF, old, fine))
+    decision = decide(found, assignments=(cf.assignment(),), now=T0 + 2100, running_since=RUNNING)
+    assert alarms(decision)["checkpoint-unfinished"].startswith(
+        "checkpoint-300 of t0.1 counts for nothing: it lacks trainer_state.json. "
     )
-    assert alarms(decision)["no-checkpoint"] == (
-        "no complete checkpoint of t0.1 for 33m, and one should come every 15m; checkpoint-300 is there, but it lacks "
-        "trainer_state.json. Look with `gpujob logs j`: does it save into $GPUJOB_CKPT, under the pattern's names?"
-    )
+    nothing = decide(running(checkpoints=(fine,)), assignments=(cf.assignment(),), now=T0 + 2100, running_since=RUNNING)
+    assert alarms(nothing) == {}
 
 
 def test_no_checkpoint_is_due_in_setup_and_when_it_is_the_time_to_stop() -> None:
     more: dict[str, Any] = {"assignments": (cf.assignment(),), "now": T0 + 9000, "running_since": RUNNING}
-    assert alarms(decide(running(state="setup", stage="setup"), **more)) == {}
-    assert "no-checkpoint" not in alarms(decide(running(), **{**more, "job": cf.job(cancel_at=T0 + 8990)}))
+    assert alarms(decide(running(state="setup", stage="setup", checkpoints=(HALF,)), **more)) == {}
+    stopping = decide(running(checkpoints=(HALF,)), **{**more, "job": cf.job(cancel_at=T0 + 8990)})
+    assert "checkpoint-unfinished" not in alarms(stopping)
 
 
 def test_the_decision_wakes_when_a_checkpoint_is_overdue() -> None:
