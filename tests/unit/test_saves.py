@@ -1,4 +1,4 @@
-"""What is said and decided about checkpoints of a running job: one stays unfinished, resuming does not help, another must do."""
+"""What is said and decided about checkpoints of a running job: one stays unfinished, resuming does not help."""
 
 from __future__ import annotations
 
