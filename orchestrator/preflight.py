@@ -30,8 +30,9 @@ SKEW_WARN_S = 30.0  # tokens and signatures of object stores fail at some minute
 POWER_SHARE = 0.8  # of the card's own limit: below it the card is slower than what was paid for
 HOT_C = 88.0  # of a card that does nothing yet
 
-#: Xid numbers that mean the hardware or its driver; 13, 31, 43 and 45 are a program's own doing.
-XID_BAD = frozenset({46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121, 140, 143})
+#: Xid numbers that mean the hardware or its driver; 13, 31, 43, 45 are a program's own, 63 is a repair that worked.
+XID_BAD = frozenset({46, 48, 61, 62, 64, 74, 79, 92, 94, 95, 119, 120, 121, 140, 143})
+XID_OLD_S = 7 * 86_400.0  # a card that has worked for a week since was reset, or another one is in its place
 THROTTLE_BAD = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 THROTTLE_WARN = frozenset({"sw_thermal_slowdown"})
 
@@ -302,13 +303,18 @@ def _kernel(facts: Mapping[str, Any], cards: list[Mapping[str, Any]], order: Ord
     ours = {_bus(_text(card.get("bus"))) for card in cards} - {""}
     for line in map(_text, _list(facts.get("kernel_faults"))):
         xid = re.search(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})", line)
-        if xid is None or int(xid[2]) not in XID_BAD:
+        if xid is None or int(xid[2]) not in XID_BAD or _old(line, _num(facts.get("uptime_s"))):
             continue
         whole = len(cards) >= order.gpu_count and bool(ours)
         mine = not whole or _bus(xid[1]) in ours
         words = "" if mine else "of a card that is not ours"
         yield Finding("xid", "bad-host" if mine else "warn", f"Xid {xid[2]} in the kernel's log", "none", words)
         return
+
+
+def _old(line: str, uptime_s: float | None) -> bool:
+    at = re.match(r"\s*\[\s*(\d{1,12}\.\d+)\]", line)
+    return at is not None and uptime_s is not None and uptime_s - float(at[1]) > XID_OLD_S
 
 
 def _bus(text: str) -> str:

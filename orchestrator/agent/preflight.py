@@ -99,6 +99,7 @@ def preflight_command(ask: dict[str, Any]) -> dict[str, Any]:
         "arch": os.uname().machine,
         "kernel": os.uname().release,
         "hostname": os.uname().nodename,
+        "uptime_s": round(began),
         "own_runs": len([run for run in all_runs() if run.order is not None and run.ended is None]),
     }
     if gpus:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.store.rows import Preflight
 
 
+LOOKS_SHOWN = 8  # a sweep has one of each leg
 DEEPER: dict[str, Any] = {"subsequent_indent": "              ", "break_on_hyphens": False}
 WORDS = {"preflight": "", "setup": "after setup of {run}", "smoke": "smoke of {run}"}
 
@@ -29,8 +30,9 @@ def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
     if not looks:
         return
     yield ""
-    yield "PREFLIGHT"
-    for look in looks:
+    more = len(looks) - LOOKS_SHOWN
+    yield "PREFLIGHT" + (f" (and {more} earlier: -o json)" if more > 0 else "")
+    for look in looks[-LOOKS_SHOWN:]:
         what, run = kind_of(look)
         where = f"{look.rental} {WORDS[what].format(run=run)}".rstrip()
         yield from wrap(f"{where}  {look.seconds:.1f} s  {summary(look.facts)}", WIDTH, initial_indent="  ", **DEEPER)
