@@ -203,10 +203,6 @@ NOT_YET: tuple[tuple[str, str], ...] = (("batch", "put the loop over the items i
 def unserved(spec: JobSpec) -> list[Problem]:
     """One problem for every part of the spec that is valid and that no code serves yet."""
     found = [(key, "not yet", hint) for key, hint in NOT_YET if getattr(spec, key)]
-    for position, entry in enumerate(spec.data):
-        if is_remote(entry.source):
-            hint = "download it beside the spec, or fetch it in setup"
-            found.append((f"data[{position}].from", "only local paths so far, others not yet", hint))
     if spec.checkpoint and spec.checkpoint.mirror and is_remote(spec.checkpoint.mirror):
         hint = "leave mirror out: this computer keeps the checkpoints"
         found.append(("checkpoint.mirror", "only this computer so far, object stores not yet", hint))

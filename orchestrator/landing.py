@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestrator import datasets, space, sync
+from orchestrator import datasets, secrets, space, sync
 from orchestrator.datasets import DataError, Manifest
 from orchestrator.execute import WorkFailed
 from orchestrator.home import Home
 from orchestrator.model import Job, Reason
-from orchestrator.ssh_errors import DiskFull, TransferError
+from orchestrator.ssh_errors import DiskFull, TransferError, Unreachable
 from orchestrator.sync import Progress
 
 if TYPE_CHECKING:
@@ -30,10 +31,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+POLL_S = 0.5  # how often a fetch is asked how far it is
+DEAF_S = 600.0  # for so long a fetch may go on unheard before the transfer counts as failed
 CHECK_S = 90.0  # one slice of a check takes 20 s, and a listing of 100,000 files before it
 # What another copy cannot mend: it was like that at the source, or the place on the machine is not ours.
 LASTING = frozenset({"lfs-pointer", "dangling-link", "wrong-owner", "wrong-mode", "not-a-file", "extra"})
+FETCHED = frozenset({"https", "hf", "s3"})  # kinds that the machine brings itself
+HUB_TOKEN = "HF_TOKEN"
 SHOWN = 5
+
+Ask = Callable[..., dict[str, Any]]  # the agent's command by its name, with epoch and nonce
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,10 @@ class Landing:
 
 def land(
     connection: ssh.Connection, home: Home, job: Job, spec: JobSpec, folders: Mapping[str, Any], teller: Teller,
-    checkpoint: int,
+    checkpoint: int, ask: Ask,
 ) -> None:  # fmt: skip
-    """Bring all data of `spec` and prove that it is there. `checkpoint`: bytes of one, 0 when unknown.
+    """Bring all data of `spec` and prove that it is there. `checkpoint`: bytes of one, 0 when unknown. `ask`: the
+    agent, also over a connection that was made anew.
 
     Raises WorkFailed: with Reason.DATA for what repeating cannot mend, Reason.BAD_HOST for a machine that is too small.
     """
@@ -61,7 +69,8 @@ def land(
     _refuse_small(connection, spec, landings, str(folders["ckpt_root"]), checkpoint)
     for each in landings:
         try:
-            _bring(connection, home, each, teller)
+            way = _Fetching(connection, home, job, spec, ask) if each.manifest.kind in FETCHED else None
+            _bring(connection, home, each, teller, way)
         except DiskFull as full:
             if full.side == "here":
                 raise
@@ -117,29 +126,43 @@ def _refuse_small(
         raise WorkFailed(f"{short}; `disk: {{data: ...}}` asks for more", mode)
 
 
-def _bring(connection: ssh.Connection, home: Home, each: Landing, teller: Teller) -> None:
+def _bring(
+    connection: ssh.Connection, home: Home, each: Landing, teller: Teller, fetching: _Fetching | None = None
+) -> None:
     """Send one source and check it; what is wrong is sent once more."""
     path, manifest = each.entry.path, each.manifest
     listed = teller.of(f"list of data {path}")
     sync.push(connection.target, home.manifests / manifest.hash, each.listed, progress=listed)
     tell = teller.of(f"data {path}", manifest.bytes)
     try:
-        _send(connection, home, each, tell)
+        if fetching is not None:
+            fetching.fetch(each, tell)
+        else:
+            _send(connection, home, each, tell)
     except TransferError as error:
         if type(error) is not TransferError:
             raise
         log.warning("the check decides", data=path, why=str(error))  # "some files were not copied" names one of them
     check = teller.of(f"check of data {path}", manifest.bytes)
-    seen = _check(connection, each, check, mend=each.ours)
+    there = fetching is not None or each.manifest.kind == "rclone"  # what is wrong must go, to be brought again
+    seen = _check(connection, each, check, mend="all" if there and each.ours else "way" if each.ours else "")
     if not seen["faults"]:
         return
-    _send_again(connection, home, each, seen, tell)
+    if fetching is not None:
+        fetching.fetch(each, tell)
+    elif there:
+        _send(connection, home, each, tell)
+    else:
+        _send_again(connection, home, each, seen, tell)
     seen = _check(connection, each, check)
     if seen["faults"]:
         raise _named(home, each, seen)
 
 
 def _send(connection: ssh.Connection, home: Home, each: Landing, tell: Callable[[Progress], None]) -> None:
+    if each.manifest.kind == "rclone":
+        _by_rclone(connection, home, each, tell)
+        return
     source = Path(each.manifest.source)
     # A run before this one on the machine may have left files that the data no longer has; an absolute path may hold
     # what is not ours, so there they are only reported.
@@ -167,12 +190,100 @@ def _send_again(
         sync.push(connection.target, source, each.dest, copy_links=True, owner_may=True, checksum=True, progress=tell)
 
 
+def _by_rclone(connection: ssh.Connection, home: Home, each: Landing, tell: Callable[[Progress], None]) -> None:
+    from orchestrator.sources import rclone
+
+    files = (file.path for file in datasets.load(home, each.manifest))
+    try:
+        rclone.send(connection.target, each.manifest.source, each.dest, files, each.manifest.single, tell)
+    except DataError as error:
+        raise WorkFailed(f"data {each.entry.path}: {error.where}: {error}") from error
+
+
+class _Fetching:
+    """Data that the machine brings itself: told where to, then only watched."""
+
+    def __init__(self, connection: ssh.Connection, home: Home, job: Job, spec: JobSpec, ask: Ask) -> None:
+        self.connection, self.home, self.job, self.spec, self.ask = connection, home, job, spec, ask
+
+    def fetch(self, each: Landing, tell: Callable[[Progress], None]) -> None:
+        """Until the machine has all of it. Addresses that ended meanwhile are made anew as long as bytes arrive."""
+        arrived = -1
+        while True:
+            state = self._watch(each, self._start(each), tell)
+            if state["state"] == "done":
+                return
+            error, so_far = str(state.get("error", "")), int(state.get("bytes", 0))
+            if error == "denied" and each.manifest.kind == "s3" and so_far > arrived:
+                arrived = so_far
+                continue
+            raise self._failed(each, state)
+
+    def _start(self, each: Landing) -> str:
+        manifest, ident = each.manifest, f"{self.job.id}.{each.manifest.hash[:16]}"
+        given: dict[str, Any] = {"base": str((manifest.origin or {}).get("base", "")), "headers": {}}
+        if manifest.kind == "hf" and HUB_TOKEN in self.spec.secrets:
+            token = secrets.load(self.home, self.job.id).get(HUB_TOKEN, "")
+            given["headers"] = {"Authorization": f"Bearer {token}"} if token else {}
+        if manifest.kind == "s3":
+            given["urls"] = self._send_addresses(each)
+        self.ask(
+            "fetch", id=ident, job=self.job.id, manifest=each.listed, dest=each.dest, single=manifest.single, **given
+        )
+        return ident
+
+    def _send_addresses(self, each: Landing) -> str:
+        from orchestrator.config import load_config
+        from orchestrator.sources import store
+
+        here = self.home.job(self.job.id) / "addresses" / each.manifest.hash
+        there = f"{each.listed}.urls"
+        try:
+            files = datasets.load(self.home, each.manifest)
+            store.addresses(each.manifest.source, files, load_config(self.home).stores, self.home, here)
+            sync.push(self.connection.target, here, there)
+        except DataError as error:
+            raise WorkFailed(f"data {each.entry.path}: {error.where}: {error}") from error
+        finally:
+            here.unlink(missing_ok=True)
+        return there
+
+    def _watch(self, each: Landing, ident: str, tell: Callable[[Progress], None]) -> Mapping[str, Any]:
+        began, heard = time.monotonic(), time.monotonic()
+        while True:
+            try:
+                state = self.ask("fetched", id=ident)
+            except Unreachable:
+                if time.monotonic() - heard > DEAF_S:
+                    raise
+                time.sleep(POLL_S * 4)  # it goes on there; the watcher is connecting again
+                continue
+            heard = time.monotonic()
+            so_far = int(state.get("bytes", 0))
+            tell(Progress(so_far, each.manifest.bytes, so_far / max(heard - began, 0.001)))
+            if state.get("state") != "running":
+                return state
+            time.sleep(POLL_S)
+
+    @staticmethod
+    def _failed(each: Landing, state: Mapping[str, Any]) -> WorkFailed:
+        error = str(state.get("error", "?"))[:40]
+        path, detail = str(state.get("path", ""))[:200], str(state.get("detail", ""))[:300]
+        what = f"data {each.entry.path}: {each.manifest.source}: {path}: " if path else f"data {each.entry.path}: "
+        if error == "changed":
+            return WorkFailed(
+                f"{what}it has changed since apply ({detail}); `apply --replace` takes it as it is now", Reason.DATA
+            )
+        reason = {"gone": Reason.DATA, "denied": Reason.DATA, "refused": Reason.DATA, "disk-full": Reason.BAD_HOST}
+        return WorkFailed(f"{what}{error}: {detail}", reason.get(error))
+
+
 def _check(
-    connection: ssh.Connection, each: Landing, tell: Callable[[Progress], None], mend: bool = False
+    connection: ssh.Connection, each: Landing, tell: Callable[[Progress], None], mend: str = ""
 ) -> Mapping[str, Any]:
     """The machine's own look at every file, slice by slice, until all were looked at or something is wrong.
 
-    `mend`: what no copy can write over (somebody else's file, a folder in its place) is removed there.
+    `mend`: "way" removes there what no copy can write over (somebody else's file), "all" what is wrong in any way.
     """
     ask = {"path": each.dest, "manifest": each.listed, "single": each.manifest.single, "ours": each.ours, "mend": mend}
     while True:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +197,8 @@ class Machines(Connections):
             self._send_code(job, connection.target, str(folders["code"]), teller)
         known = [m.bytes for m in listing(self._home, job.id, _run(context).task).manifests]
         checkpoint = space.checkpoint_bytes(context.spec, known)
-        landing.land(connection, self._home, job, context.spec, folders, teller, checkpoint)
+        ask = partial(self._ask, _rental(context))
+        landing.land(connection, self._home, job, context.spec, folders, teller, checkpoint, ask)
         if _run(context).task != PLAIN_TASK:
             self._brought.add(_rental(context).id)
 

@@ -42,6 +42,8 @@ MODULES = (
     "commands",
     "inventory",
     "landing",
+    "web",
+    "fetch",
     "stream",
     "door",
 )

@@ -16,6 +16,7 @@ from orchestrator.agent.commands import (
     thin_command,
     wipe_command,
 )
+from orchestrator.agent.fetch import fetch_command, fetch_main, fetched_command
 from orchestrator.agent.inventory import changed_command, environment_command, manifest_command
 from orchestrator.agent.landing import landed_command, room_command
 from orchestrator.agent.launch import start_command
@@ -43,6 +44,8 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "environment": environment_command,
     "preflight": preflight_command,
     "landed": landed_command,
+    "fetch": fetch_command,
+    "fetched": fetched_command,
     "room": room_command,
     "wipe": wipe_command,
 }
@@ -74,6 +77,8 @@ def main(argv: list[str]) -> int:
         return supervise()
     if name == "_wrap":
         return wrap(argv[2])
+    if name == "_fetch":
+        return fetch_main(argv[2])
     try:
         if name != "follow" and name not in COMMANDS:
             raise Refusal("invalid", "there is no command %r; protocol %d" % (name, PROTOCOL))

@@ -43,7 +43,7 @@ def landed_command(ask: dict[str, Any]) -> dict[str, Any]:
     """One slice of a check: `done` when every file was looked at, else it is called again."""
     top, listed = need(ask, "path", str), need(ask, "manifest", str)
     single, ours = need(ask, "single", bool, False), need(ask, "ours", bool, False)
-    mend = need(ask, "mend", bool, False)
+    mend = need(ask, "mend", str, "")
     until = uptime() + float(need(ask, "seconds", (int, float), SLICE_S))
     if not os.path.isabs(top) or not os.path.isabs(listed):
         raise Refusal("invalid", "path and manifest: not absolute")
@@ -66,7 +66,7 @@ def landed_command(ask: dict[str, Any]) -> dict[str, Any]:
             if found is not None:
                 counts[found[0]] = counts.get(found[0], 0) + 1
                 faults.append({"path": entry["path"], "fault": found[0], "detail": found[1]})
-                if mend and found[0] in IN_THE_WAY:
+                if mend == "all" or (mend == "way" and found[0] in IN_THE_WAY):
                     clear_away(path)
             done = uptime() < until
     if done and not single:
@@ -84,6 +84,8 @@ def landed_command(ask: dict[str, Any]) -> dict[str, Any]:
 
 def clear_away(path: str) -> None:
     """Take away what a copy cannot write over; what cannot be removed either is named by the next check."""
+    if not os.path.lexists(path):
+        return
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -53,7 +53,14 @@ class World:
     def land(self, checkpoint: int = 0) -> None:
         teller = Teller(lambda seen: self.told.append(seen.what), "r", "t0.1", iter(range(10**6)).__next__)
         landing.land(
-            self.machine.conn, self.machine.home, self.job, self.spec, self.machine.folders, teller, checkpoint
+            self.machine.conn,
+            self.machine.home,
+            self.job,
+            self.spec,
+            self.machine.folders,
+            teller,
+            checkpoint,
+            self.machine.ask,
         )
 
     def checked(self) -> dict[str, str]:
