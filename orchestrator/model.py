@@ -429,6 +429,7 @@ class Policy:
     every_s: float = 0.0  # how often the job says that it saves; 0: it does not say
     vram_gb: float = 0.0  # the least memory of one card that holds the model; 0: unknown
     vram_more_gb: float = 0.0  # what every further card needs for itself
+    data_regions: frozenset[str] = frozenset()  # of the data: REGION binds all offers, PROVIDER/REGION its own
     work: Work | None = None
     crew: Crew | None = None  # of a job of many tasks
     finish_by: float | None = None  # UTC; steers spot against on-demand, ends nothing

@@ -133,6 +133,9 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
     held, needed = offer.vram_gb * offer.gpu_count, policy.vram_gb + policy.vram_more_gb * (offer.gpu_count - 1)
     if policy.vram_gb and held < needed:
         return LeftOut(offer, f"{held} GB of GPU memory, the model needs {needed:.4g}", "model")
+    away = _away(offer, policy.data_regions)
+    if away:
+        return LeftOut(offer, f"the data lies in {away}, this machine in {offer.region}", "data-region")
     worth = policy.worth(offer.currency)
     if worth is None:
         return LeftOut(offer, f"no rate from {offer.currency} to {policy.currency} in the config", "currency")
@@ -154,3 +157,12 @@ def _not_wanted(offer: Offer, policy: Policy) -> str:
     if policy.finish_by is not None and policy.resumable and policy.spot == "auto":
         return "finish_by leaves no time for spot" if offer.spot else "waiting for spot: finish_by leaves time"
     return "spot needs a resumable job" if offer.spot else "only spot was asked for"
+
+
+def _away(offer: Offer, data_regions: Iterable[str]) -> str:
+    """The region of data that would have to cross to this offer; empty: none."""
+    for place in sorted(data_regions):
+        provider, slash, region = place.rpartition("/")
+        if (not slash or provider == offer.provider) and region != offer.region:
+            return place
+    return ""

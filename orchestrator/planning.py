@@ -128,13 +128,14 @@ def make_plan(
     history: History = UNKNOWN,
     money: Exchange = DOLLARS,
     now: float = 0.0,
+    data: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of one spec at `now` (UTC). `providers` are those that may be used; `resting` is what refused lately ->
-    why.
+    why. `data`: what the job would keep of its data (`datasets.summaries`).
     """
     offers = [offer for quote in quotes for offer in quote.offers]
     currency = _currency(spec, offers, money)
-    policy = policy_of(spec, _bare_job(spec, currency), history)
+    policy = policy_of(spec, replace(_bare_job(spec, currency), data_manifests=data or {}), history)
     policy = replace(policy, providers=providers, rates=money.rates_to(currency))
     pace = pace_at(now, now, 0.0, policy)
     first = rank(offers, policy, resting, pace=pace)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jobspecs import cuda
 from jobspecs.gpus import GpuAsk
+from orchestrator import space
 from orchestrator.crew import Crew
 from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History
 from orchestrator.model import Job, Policy, Work
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
     from jobspecs.units import Money
 
+SYSTEM_DISK = 20 * 1000**3  # bytes of image and packages, where the spec does not say
+SMALL_DATA = 5 * 1000**3  # up to here the disk that a provider gives by itself has always been enough
 REWORK_S = 900.0  # what a reclaim costs a job that does not say how often it saves: half of half an hour
 
 
-def ask_of(spec: JobSpec) -> Ask:
-    """What a machine must have for `spec`, in the providers' words."""
+def ask_of(spec: JobSpec, data: int = 0) -> Ask:
+    """What a machine must have for `spec`, in the providers' words. `data`: bytes that land on it before the start."""
     disk = spec.disk
     sizes = [size.bytes for size in (disk.system, disk.data) if size is not None] if disk is not None else []
     regions = tuple(spec.regions)
@@ -31,12 +34,19 @@ def ask_of(spec: JobSpec) -> Ask:
         gpus=wishes(spec.gpu, image),
         cpus_min=spec.cpus.low if spec.cpus is not None else 0,
         memory_min=spec.memory.low if spec.memory is not None else 0,
-        disk_min=sum(sizes),
+        disk_min=max(sum(sizes), _disk_needed(spec, data)),
         regions=regions,
         spot=_spot(spec),
         image=image,
         images=tuple(sorted(spec.image.items())) if isinstance(spec.image, dict) else (),
     )
+
+
+def _disk_needed(spec: JobSpec, data: int) -> int:
+    """Disk for data and checkpoints and for the system beside them; 0 for what every machine has room for."""
+    needed = space.needed(spec, data)
+    system = spec.disk.system.bytes if spec.disk is not None and spec.disk.system is not None else SYSTEM_DISK
+    return needed + system if needed > SMALL_DATA else 0
 
 
 def wishes(ask: GpuAsk, image: str = "") -> tuple[GpuWish, ...]:
@@ -127,8 +137,11 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
     modes: dict[bool | str, Literal["auto", "always", "never"]] = {True: "always", False: "never", "auto": "auto"}
     when = _results_on(spec)
     memory, whole = estimate_of(spec), budget_of(spec)
+    manifests = [each for each in job.data_manifests.values() if isinstance(each, Mapping)]
+    regions = {str(each.get("region") or "") for each in manifests} if "cross-region" not in spec.allow else set()
     return Policy(
-        ask=ask_of(spec),
+        ask=ask_of(spec, sum(int(each.get("bytes") or 0) for each in manifests)),
+        data_regions=frozenset(regions - {""}),
         spot=modes[spec.spot],
         providers=tuple(spec.providers),
         price_cap=spec.max_price.amount if spec.max_price is not None else job.price_cap,

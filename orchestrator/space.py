@@ -73,6 +73,12 @@ def kept(spec: JobSpec, checkpoint: int) -> int:
     return (spec.checkpoint.keep + 1) * checkpoint if spec.checkpoint is not None else 0
 
 
+def needed(spec: JobSpec, data: int, known: Iterable[int] = ()) -> int:
+    """Bytes for `data`, its checkpoints and the margin; 0 when there is neither."""
+    total = data + kept(spec, checkpoint_bytes(spec, known))
+    return total + margin(total) if total else 0
+
+
 def shortage(systems: Iterable[System]) -> str:
     """What is too little, with the figures; empty: all fits."""
     for system in systems:

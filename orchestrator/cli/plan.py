@@ -112,13 +112,14 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     """Freeze the workdir, ask for offers, and work the plan out."""
     from jobspecs.schema import spec_hash, to_document
     from orchestrator.clock import SystemClock
+    from orchestrator.datasets import summaries
     from orchestrator.planning import Exchange, ask_for, make_plan
     from orchestrator.policy import ask_of
     from orchestrator.sources.listing import manifests_of
 
     spec = loaded.spec
     data = manifests_of(home, spec, loaded.base_dir) if spec.data else {}
-    names, ask = provider_names(spec, config), ask_of(spec)
+    names, ask = provider_names(spec, config), ask_of(spec, sum(each.bytes for each in data.values()))
     document = to_document(spec)
     tasks = tasks_for(spec, loaded.base_dir)
     rests, history = known(home, spec.name)
@@ -132,6 +133,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         history,
         Exchange(config.currency, config.rates_to),
         SystemClock().utc(),
+        summaries(data),
     )
     return Prepared(
         tasks=tasks,

@@ -7,18 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobspecs.rules import is_remote
-from orchestrator import datasets
+from orchestrator import datasets, space
 from orchestrator.config import load_config
 from orchestrator.datasets import DataError, DataFile, Manifest
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
     from jobspecs.schema import DataSource, JobSpec
+    from orchestrator.objects import StoreSettings
 
 
 def manifests_of(home: Home, spec: JobSpec, base_dir: Path) -> dict[str, Manifest]:
-    """path on the machine -> manifest of every data source as it is now. Raises DataError."""
-    return {entry.path: _manifest(home, spec, entry, base_dir) for entry in spec.data}
+    """path on the machine -> manifest of every data source as it is now. Raises DataError.
+
+    Also when the disk that the spec asks for does not hold them (R203).
+    """
+    found = {entry.path: _manifest(home, spec, entry, base_dir) for entry in spec.data}
+    data = sum(each.bytes for each in found.values())
+    asked = spec.disk.data.bytes if spec.disk is not None and spec.disk.data is not None else None
+    if asked is not None and asked < (wanted := space.needed(spec, data)):
+        raise DataError(
+            f"disk.data is {space.gb(asked)}, and data ({space.gb(data)}), checkpoints and a margin need "
+            f"{space.gb(wanted)}",
+            where=spec.name, next_step="raise disk.data, or leave it out",
+        )  # fmt: skip
+    return found
 
 
 def _manifest(home: Home, spec: JobSpec, entry: DataSource, base_dir: Path) -> Manifest:
@@ -44,7 +57,7 @@ def _manifest(home: Home, spec: JobSpec, entry: DataSource, base_dir: Path) -> M
         files, single, place = store.look(source, stores, home)
         return datasets.store(
             home, chosen(files, entry.sample), kind="s3", source=source, single=single, sample=entry.sample,
-            region=entry.region or place.settings.region,
+            region=entry.region or _own_region(place.settings),
         )  # fmt: skip
     if "://" in source:
         raise DataError(
@@ -58,6 +71,11 @@ def _manifest(home: Home, spec: JobSpec, entry: DataSource, base_dir: Path) -> M
         home, chosen(files, entry.sample), kind="rclone", source=source, single=single, sample=entry.sample,
         region=entry.region or "",
     )  # fmt: skip
+
+
+def _own_region(settings: StoreSettings) -> str:
+    """Of a bucket at AWS, whose machines pay for traffic between regions; elsewhere regions have other names."""
+    return f"aws/{settings.region}" if settings.region and not settings.endpoint else ""
 
 
 def _hub(home: Home, spec: JobSpec, entry: DataSource) -> Manifest:

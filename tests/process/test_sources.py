@@ -148,7 +148,7 @@ class World:
         landing.land(machine.conn, machine.home, self.job, self.spec, machine.folders, teller, 0, machine.ask)
 
     def there(self) -> list[str]:
-        return self.machine.sh(f"cd {self.dest} && find . -type f | sort").split()
+        return self.machine.sh(f"cd {self.dest} && find . -type f | sort").splitlines()
 
 
 def test_the_machine_brings_a_data_set_of_the_hub_and_mends_what_is_wrong(machine: Rented, web: FakeWeb) -> None:
@@ -219,3 +219,40 @@ def test_any_store_of_rclone_goes_through_this_computer(
     assert machine.sh(f"cd {world.dest} && sha256sum 'a b.bin' sub/c.bin") == sums.stdout
     with pytest.raises(DataError, match="rclone: "):
         World(machine, "attic:nowhere", "nowhere")
+
+
+def test_objects_of_a_store_are_fetched_by_addresses_that_open_them_alone(
+    machine: Rented, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = s3_server.store()
+    data = {"sets/x/a b.bin": os.urandom(3000), "sets/x/sub/c.bin": os.urandom(70_000), "sets/other": b"o"}
+    for key, value in data.items():
+        store.put(key, value)
+    machine.home.config_file.parent.mkdir(parents=True, exist_ok=True)
+    machine.home.config_file.write_text(
+        f"stores:\n  lab: {{url: 's3://lab/sets', endpoint: '{s3_server.endpoint}', region: us-east-1}}\n"
+    )
+    monkeypatch.setenv("LAB_ACCESS_KEY_ID", "owner-key")
+    monkeypatch.setenv("LAB_SECRET_ACCESS_KEY", "owner-secret")
+    monkeypatch.setenv("GPUJOB_NO_KEYRING", "1")
+    world = World(machine, "lab:x", "stored")
+    manifest = world.job.data_manifests["stored"]
+    assert (manifest["kind"], manifest["count"], manifest["region"]) == ("s3", 2, "")
+    world.land()
+    assert world.there() == ["./a b.bin", "./sub/c.bin"]
+    digest = hashlib.sha256(data["sets/x/sub/c.bin"]).hexdigest()
+    assert machine.sh(f"sha256sum {world.dest}/sub/c.bin").split()[0] == digest
+    # nothing that opens more than these two objects, or opens them for ever, is left there
+    left = machine.sh("grep -rl --exclude=agent.py -e owner-secret -e X-Amz-Signature ~/.gpujob ~/gpujob || true")
+    assert left == ""
+    one = World(machine, "s3://lab/sets/x/a b.bin", "one.bin")
+    assert one.job.data_manifests["one.bin"]["single"] is True
+    one.land()
+    assert machine.sh(f"wc -c < {one.dest}").strip() == "3000"
+    with pytest.raises(DataError, match="there is nothing below it"):
+        World(machine, "lab:nowhere", "nowhere")
+    store.put("sets/x/sub/c.bin", os.urandom(70_000))
+    machine.sh(f"rm -r {world.dest}")
+    with pytest.raises(WorkFailed, match="it has changed since apply"):
+        world.land()
+    machine.home.config_file.unlink()
