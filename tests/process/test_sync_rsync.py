@@ -6,9 +6,11 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cutting_proxy import CuttingProxy
 from plain_sshd import Sshd
 
 from orchestrator import ssh, sync
@@ -222,6 +224,29 @@ def test_a_lost_machine_is_unreachable_and_the_next_call_goes_on(tmp_path: Path)
         push(target, tmp_path / "big", str(server.home / "big"), append=True)
         assert (server.home / "big").read_bytes() == data
     ssh.stop_sharing(target)
+
+
+def test_a_cut_connection_resends_less_than_a_twentieth_of_what_had_arrived(sshd: Sshd, tmp_path: Path) -> None:
+    """One large file and many small ones; the copy is tried again by itself and goes on where it was."""
+    source = tmp_path / "set"
+    (source / "small").mkdir(parents=True)
+    (source / "big.bin").write_bytes(os.urandom(24_000_000))
+    for number in range(300):
+        (source / "small" / f"{number}.bin").write_bytes(os.urandom(4096))
+    total = 24_000_000 + 300 * 4096
+    direct = sshd.target(tmp_path / "rental")
+    proxy = CuttingProxy(direct.port)
+    target = replace(direct, port=proxy.port)
+    try:
+        proxy.cut_at = 16_000_000
+        push(target, source, str(sshd.home / "cut"))
+        assert proxy.cut_at == 0  # it was cut
+        assert (sshd.home / "cut" / "big.bin").read_bytes() == (source / "big.bin").read_bytes()
+        assert len(list((sshd.home / "cut" / "small").iterdir())) == 300
+        assert proxy.up < total + 0.05 * 16_000_000, (proxy.up - total) / 16_000_000
+    finally:
+        ssh.stop_sharing(target)
+        proxy.close()
 
 
 WHERE = Target("r1", "203.0.113.9", 22, "root", (), Path("/nowhere"))
