@@ -134,7 +134,7 @@ def _max_cost(text: str | None) -> Decimal | None:
 
 def _confirm(args: argparse.Namespace, prepared: list[Prepared], standings: list[Standing], home: Home) -> None:
     """Show the plan and what would be thrown away, and ask, unless -y or nothing would be rented."""
-    from orchestrator.cli.plan_text import plan_text
+    from orchestrator.cli.plan_text import left_out_line, plan_text
 
     spending = [
         (each, standing)
@@ -151,6 +151,8 @@ def _confirm(args: argparse.Namespace, prepared: list[Prepared], standings: list
                 f"{each.spec.name}: {offer}, at most {money(plan.worst_case, plan.currency, plan.play)}, "
                 f"never above {money(plan.price_cap, plan.currency, plan.play)}/h"
             )
+            if left := left_out_line(each):
+                say(f"{each.spec.name}: {left}")
         if args.replace is not None and standing.job is not None:
             for line in thrown_away(home, standing.job, args.fresh):
                 say(line)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PLAN_WIDTH = 120  # reasons are sentences
 OFFERS_SHOWN = 12
 LEFT_OUT_SHOWN = 8
+LEFT_OUT_NAMED = 3
 STAGE_FROM = 20 * 1000**3  # bytes from which data is better put into an object store first
 CURES = (
     "an object store: `checkpoint.mirror` and `artifacts.to` (not served by this version yet)",
@@ -272,3 +273,17 @@ def _data(prepared: Prepared) -> Iterator[str]:
         yield f"data       {path}: {manifest.count} files, {size(manifest.bytes)}{share}, {way}"
         if manifest.kind == "local" and manifest.bytes > STAGE_FROM:
             yield f"  WARNING   over {size(STAGE_FROM)} from this computer: an object store near the machines is faster"
+
+
+def left_out_line(prepared: Prepared) -> str:
+    """What an ignore file keeps back, the largest first, for those who do not look at the plan; empty: nothing."""
+    shot = prepared.snapshot
+    ignored = (
+        [each for each in shot.left_out if "ignore" in each.reason and "never sent" not in each.reason] if shot else []
+    )
+    if not ignored:
+        return ""
+    largest = sorted(ignored, key=lambda each: -each.bytes)
+    shown = ", ".join(f"{each.path} ({each.reason}, {size(each.bytes)})" for each in largest[:LEFT_OUT_NAMED])
+    more = f" and {len(ignored) - LEFT_OUT_NAMED} more" if len(ignored) > LEFT_OUT_NAMED else ""
+    return f"not sent: {shown}{more}; `gpujob plan` lists everything"

@@ -82,6 +82,41 @@ def test_apply_asks_once_with_everything_that_the_controller_needs(home: Home, s
     assert "(play)" in err
 
 
+def test_plan_and_wish_name_the_data_and_what_of_it_is_sent(home: Home, spec: Path, run: Run) -> None:
+    for number in range(10):
+        (spec.parent / "set").mkdir(exist_ok=True)
+        (spec.parent / "set" / f"{number}.txt").write_text("abc")
+    spec.write_text(SPEC + "data: {from: set, sample: 20%}\n")
+    code, out, _ = run("plan", spec)
+    assert code == 0
+    assert "data       set: 2 files, 6 bytes, 0.2 of the files, sent from this computer" in out.replace(
+        " B,", " bytes,"
+    )
+    with ScriptedController(home, {"apply": made}) as controller:
+        run("apply", "-y", spec)
+    kept = controller.asked[0][1]["job"]["data_manifests"]["set"]
+    assert (kept["kind"], kept["count"], kept["bytes"], kept["sample"]) == ("local", 2, 6, 0.2)
+    assert (home.manifests / kept["hash"]).read_text().count("\n") == 2
+    (spec.parent / "set" / "empty.txt").touch()
+    spec.write_text(SPEC + "data: set\n")
+    code, _, err = run("plan", spec)
+    assert code == 2
+    assert "empty.txt: zero-byte files" in err
+    assert "allow_empty: true" in err
+
+
+def test_what_an_ignore_file_keeps_back_is_said_also_to_those_who_do_not_look(home: Home, spec: Path, run: Run) -> None:
+    """A folder `data` that .gitignore lists is missed only on the machine, when it is paid for (B054)."""
+    (spec.parent / "data").mkdir()
+    (spec.parent / "data" / "labels.csv").write_text("x" * 2000)
+    (spec.parent / ".gitignore").write_text("data/\n*.log\n")
+    (spec.parent / "a.log").write_text("x")
+    with ScriptedController(home, {"apply": made}):
+        _, _, err = run("apply", "-y", spec)
+    assert "digits: not sent: data/ (.gitignore, 2.0 kB), a.log (.gitignore, 1 B); `gpujob plan` lists" in err
+    assert ".env" not in err  # what is never sent is no surprise
+
+
 def test_the_json_answer_is_one_object(home: Home, spec: Path, run: Run) -> None:
     with ScriptedController(home, {"apply": made}):
         code, out, _ = run("apply", "-y", "-o", "json", spec)
