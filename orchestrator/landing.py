@@ -21,7 +21,7 @@ from orchestrator.datasets import DataError, Manifest
 from orchestrator.execute import WorkFailed
 from orchestrator.home import Home
 from orchestrator.model import Job, Reason
-from orchestrator.ssh_errors import DiskFull, TransferError, Unreachable
+from orchestrator.ssh_errors import AgentRefused, DiskFull, TransferError, Unreachable
 from orchestrator.sync import Progress
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def land(
     landings = [_landing(home, job, entry, folders) for entry in spec.data]
     for each in landings:
         _refuse_changed(home, each)
+    # a run before this one on the machine has brought it, or a leg beside it
+    landings = [each for each in landings if not _landed_before(connection, each)]
     _refuse_small(connection, spec, landings, str(folders["ckpt_root"]), checkpoint)
     for each in landings:
         try:
@@ -109,6 +111,17 @@ def _refuse_changed(home: Home, each: Landing) -> None:
             "`apply --replace` takes it as it is now",
             Reason.DATA,
         )
+
+
+def _landed_before(connection: ssh.Connection, each: Landing) -> bool:
+    """Whether all of it is there already, by the machine's own look."""
+    try:
+        seen = _check(connection, each, lambda _: None)
+    except AgentRefused as refused:
+        if refused.error != "missing":
+            raise
+        return False  # it was never sent there
+    return not seen["faults"]
 
 
 def _refuse_small(

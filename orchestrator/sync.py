@@ -176,11 +176,15 @@ def refuse_under_links(paths: Iterable[str], links: Iterable[str]) -> list[str]:
 def how_far(text: bytes) -> tuple[int, int | None] | None:
     """Bytes done and their total (None: not known yet, else within rsync's whole percents) of the newest progress line
     in `text`, of the form `\\r   32768  12%  1.20MB/s  0:00:01 (xfr#1, to-chk=5/10)`; None without one.
+
+    While rsync still lists (`ir-chk`), its percents are of what it has listed so far, which says nothing.
     """
     found = re.findall(rb"[\r\n]\s*(\d+)\s+(\d+)%", text)
     if not found:
         return None
     done, percent = int(found[-1][0]), int(found[-1][1])
+    if text.rfind(b"ir-chk=") > text.rfind(b"to-chk="):
+        return done, None
     return done, done * 100 // percent if percent else None
 
 
@@ -204,7 +208,7 @@ def _transfer(
     shell = f"ssh -F {shlex.quote(str(prepare(target)))}"
     command = ["rsync", *flags, "--protect-args", "-e", shell, f"--timeout={limits.silence_s}"]
     command += ["--append-verify"] if append else [f"--partial-dir={PARTIAL}"]
-    command += ["--info=progress2,stats2", "--no-human-readable", "--no-inc-recursive", "--outbuf=N"]
+    command += ["--info=progress2,stats2", "--no-human-readable"]
     command += [f"--bwlimit={limits.kib_s}"] if limits.kib_s else []
     started = time.monotonic()
     retrying = tenacity.Retrying(

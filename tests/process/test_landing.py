@@ -120,6 +120,15 @@ def test_the_same_size_and_time_do_not_hide_other_bytes(world: World) -> None:
     assert world.checked() == {}
 
 
+def test_what_has_landed_before_is_only_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later run on the machine, or a leg beside it, sends nothing."""
+    monkeypatch.setattr(sync, "push", lambda *_, **__: pytest.fail("something was sent"))
+    world.land()
+    world.machine.sh(f"touch {world.dest}/stale")
+    world.land()
+    assert world.machine.conn.run(f"test -e {world.dest}/stale").rc == 1
+
+
 def test_wrong_modes_and_owners_are_told_apart_from_missing_files(world: World) -> None:
     world.machine.sh(f"chmod 0 {world.dest}/a.bin")
     found = world.checked()["a.bin"]
@@ -165,6 +174,7 @@ def test_what_changed_since_apply_fails_by_name_before_anything_is_sent(world: W
 
 
 def test_what_changes_while_it_is_copied_is_told_as_such(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.machine.sh(f"rm -r {world.dest}")
     original = sync.push
 
     def writes_meanwhile(target: Any, source: Path, *words: Any, **given: Any) -> Any:
@@ -216,6 +226,7 @@ def test_a_share_sends_its_files_only(machine: Rented, tmp_path: Path) -> None:
 
 def test_too_little_space_is_found_before_a_byte_is_sent_with_the_figures(world: World) -> None:
     path = world.path
+    world.machine.sh(f"rm -r {world.dest}")
     huge = dict(world.job.data_manifests[path], bytes=900 * 10**15)
     world.job.data_manifests = {path: huge}
     world.told.clear()

@@ -79,6 +79,8 @@ def test_progress_lines_of_rsync() -> None:
     assert how_far(b"\r          0   0%    0.00kB/s    0:00:00  ") == (0, None)
     lines = b"\r    32768  25%   31.25MB/s    0:00:00  \r    65536  50%   20.83MB/s    0:00:00 (xfr#1, to-chk=1/3)"
     assert how_far(lines) == (65536, 131072)
+    listing = b"\r    65536  99%   20.83MB/s    0:00:00 (xfr#1, ir-chk=1000/2003)"
+    assert how_far(listing) == (65536, None)
 
 
 def machines_that_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Machines, list[Message]]:
@@ -107,7 +109,11 @@ def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.Mo
     manifest = SimpleNamespace(hash="h", name="step_3.bin", bytes=7)
     monkeypatch.setattr("orchestrator.machine.listing", lambda *_: SimpleNamespace(manifests=[manifest]))
     answers = {"room": {"systems": []}, "landed": {"done": True, "bytes": 5, "faults": {}, "named": []}}
-    line = SimpleNamespace(target=None, agent=lambda command, *_: answers[command])
+    faulty = iter([{"done": True, "faults": {"missing": 1}, "named": []}])  # it has not landed before
+    line = SimpleNamespace(
+        target=None,
+        agent=lambda command, *_: next(faulty, answers[command]) if command == "landed" else answers[command],
+    )
     monkeypatch.setattr(machines, "_connection", lambda _: line)
     folders = {"base": "/b", "code": "/c", "data": "/d", "ckpt_root": "/k", "resume_root": "/r"}
     monkeypatch.setattr(machines, "_first_look", lambda _: (folders, {}))
