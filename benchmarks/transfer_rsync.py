@@ -85,7 +85,7 @@ def compare_in(machine: Rented, what: str, source: Path, repeats: int) -> None:
     made = manifest_of(source, machine.home)
     raw, ours = [], []
     for turn in range(repeats):
-        machine.sh(f"rm -rf {machine.folders['data']}/* /tmp/raw-in; sync")
+        machine.sh(f"rm -rf {machine.folders['data']}/*")
         raw.append(timed(functools.partial(raw_in, machine, source, f"{machine.folders['home']}/raw-{turn}")))
         machine.sh(f"rm -rf {machine.folders['home']}/raw-*; rm -f {machine.folders['base']}/manifests/*")
         ours.append(timed(lambda: land(machine, "set", made)))
@@ -181,28 +181,25 @@ def many_there(state: str, manifest: str, words: str) -> None:
     conn.close()
 
 
-def main(repeats: int) -> None:
-    base = Path(tempfile.mkdtemp(prefix="gpujob-bench-"))
-    try:
-        with rented(base) as machine:
-            big = base / "big.bin"
-            with big.open("wb") as out:
-                for _ in range(1024):
-                    out.write(os.urandom(1 << 20))
-            os.utime(big, (1_700_000_000, 1_700_000_000))
-            small = make_files(base / "small", SMALL, SMALL_BYTES)
-            compare_in(machine, "1 GiB", big, repeats)
-            compare_in(machine, "10,000 x 4 KiB", small, repeats)
-            compare_out(machine, "1 GiB", big, base, repeats)
-            compare_out(machine, "10,000 x 4 KiB", small, base, repeats)
-            cut(machine, big)
-            many(machine, base)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+def main(base: Path, repeats: int) -> None:
+    with rented(base) as machine:
+        big = base / "big.bin"
+        with big.open("wb") as out:
+            for _ in range(1024):
+                out.write(os.urandom(1 << 20))
+        os.utime(big, (1_700_000_000, 1_700_000_000))
+        small = make_files(base / "small", SMALL, SMALL_BYTES)
+        compare_in(machine, "10,000 x 4 KiB", small, repeats)
+        compare_in(machine, "1 GiB", big, repeats)
+        cut(machine, big)
+        many(machine, base)
+        compare_out(machine, "1 GiB", big, base, repeats)
+        compare_out(machine, "10,000 x 4 KiB", small, base, repeats)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--many"]:
         many_there(*sys.argv[2:5])
     else:
-        main(int(sys.argv[1]) if sys.argv[1:] else 3)
+        with tempfile.TemporaryDirectory(prefix="gpujob-bench-", ignore_cleanup_errors=True) as folder:
+            main(Path(folder), int(sys.argv[1]) if sys.argv[1:] else 3)

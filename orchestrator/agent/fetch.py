@@ -102,7 +102,9 @@ class Part:
 
     def __init__(self, entry: dict[str, Any], final: str, top: str) -> None:
         self.entry, self.final, self.size = entry, final, entry["size"]
-        self.path = os.path.join(top, hashlib.sha256(os.fsencode(entry["path"])).hexdigest()[:24])
+        # another version of the file must not be gone on with
+        name = "%s %s %s" % (entry["path"], entry["size"], entry.get("sha256") or entry.get("etag") or "")
+        self.top, self.path = top, os.path.join(top, hashlib.sha256(os.fsencode(name)).hexdigest()[:24])
         self.location = ""  # where a redirect led to
         whole = self.size < 0 or entry.get("ranges") is False
         self.length = max(self.size, 0) if whole else SEGMENT
@@ -192,7 +194,7 @@ class Fetch:
             self.urls = {each["path"]: each["url"] for each in entries_of(ask["urls"])}
         self.bytes = self.files = 0
         self.failed: dict[str, str] | None = None
-        self.lock = threading.Lock()
+        self.lock, self.lock_of_work = threading.Lock(), threading.Lock()
         self.work = self.segments()
 
     def main(self) -> dict[str, Any]:
@@ -252,7 +254,7 @@ class Fetch:
                     part, number = next(self.work)
                 self.segment(web, part, number)
                 if part.ended(number):
-                    self.finish(part)
+                    self.settle(web, part)
             except StopIteration:
                 return
             except Lost as lost:
@@ -260,8 +262,6 @@ class Fetch:
             except OSError as error:
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 self.fail("disk-full" if full else "io", str(error), part)
-
-    lock_of_work = threading.Lock()
 
     def fail(self, error: str, detail: str, part: Part | None) -> None:
         with self.lock:
@@ -347,12 +347,25 @@ class Fetch:
             return str(found)
         return str(self.ask["base"]) + urllib.parse.quote(os.fsencode(entry["path"]))
 
-    def finish(self, part: Part) -> None:
-        """Give a whole file its name."""
+    def settle(self, web: Web, part: Part) -> None:
+        """A whole file gets its name. One with another hash is brought once more: bytes turn over on the way, too."""
         if part.wanted and part.hash.hexdigest() != part.wanted:
+            note("%s: other bytes than its hash; once more" % part.entry["path"])
             part.close()
             part.drop()
-            raise Lost("changed", "its bytes are not those of its hash")
+            self.count_up(-max(part.size, 0))
+            part = Part(part.entry, part.final, part.top)
+            part.open()
+            for number in range(part.count):
+                self.segment(web, part, number)
+                part.ended(number)
+            if part.hash.hexdigest() != part.wanted:
+                part.close()
+                part.drop()
+                raise Lost("changed", "its bytes are not those of its hash")
+        self.finish(part)
+
+    def finish(self, part: Part) -> None:
         if part.size >= 0:
             os.ftruncate(part.fd, part.size)
         part.close()

@@ -1,7 +1,7 @@
 """A web server for downloads on a loopback port: ranges, ETags, redirects, and every way in which one can break.
 
-`faults` are used up one a request for a file: 503 (a status), ("retry", 429, seconds), ("cut", bytes), ("stall", bytes)
-or None (no fault).
+`faults` are used up one a request for a file: 503 (a status), ("retry", 429, seconds), ("cut", bytes), ("alter",)
+(another first byte), ("stall", bytes) or None (no fault).
 It also answers as the Hugging Face Hub for what `hub` holds.
 """
 
@@ -85,6 +85,8 @@ class FakeWeb:
         return self.body(to, data, fault)
 
     def body(self, to: BaseHTTPRequestHandler, data: bytes, fault: Any) -> None:
+        if fault and fault[0] == "alter":
+            data, fault = bytes([data[0] ^ 1]) + data[1:], None
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", to.headers.get("Range", "")) if self.ranges else None
         start, end = (int(found[1]), min(int(found[2] or len(data)) + 1, len(data))) if found else (0, len(data))
         if found and start >= len(data):

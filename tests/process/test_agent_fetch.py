@@ -115,12 +115,13 @@ def test_what_passes_by_itself_is_tried_again_and_resends_less_than_a_block(job:
 def test_a_kill_in_the_middle_costs_less_than_a_twentieth(machine: Machine, web: FakeWeb, tmp_path: Path) -> None:
     web.files = {"/big.bin": os.urandom(40 * SEGMENT)}
     job = Job(machine, web, tmp_path)
-    web.faults = [*([None] * 20), *([("stall", 30000)] * 4)]
+    web.faults = [*([None] * 20), *([("stall", 30000)] * 500)]
     job.start()
-    wait_for(lambda: not web.faults and job.state()["bytes"] > 20 * SEGMENT, "half of it")
+    wait_for(lambda: job.state()["bytes"] > 20 * SEGMENT, "half of it")
     (pid,) = fetching(machine)
     arrived = web.sent
     kill(pid)
+    web.faults.clear()
     web.released.set()
     wait_for(lambda: not fetching(machine), "its end")
     before = web.sent
@@ -139,6 +140,24 @@ def test_a_source_that_changed_since_apply_is_told(job: Job, kind: str) -> None:
     state = job.run()
     assert (state["state"], state["error"], state["path"]) == ("failed", "changed", "a")
     assert job.here() == {}
+
+
+def test_bytes_that_turned_over_on_the_way_are_brought_once_more(job: Job) -> None:
+    job.web.files = {"/a": os.urandom(3 * SEGMENT)}
+    job.web.faults = [("alter",)]
+    state = job.run()
+    assert (state["state"], state["bytes"]) == ("done", 3 * SEGMENT)
+    assert job.here() == job.web.files
+
+
+def test_half_of_another_version_is_not_gone_on_with(job: Job) -> None:
+    job.web.files = {"/a": os.urandom(3 * SEGMENT)}
+    job.web.faults = [*([None] * 2), 404]
+    assert job.run()["error"] == "gone"
+    job.web.files = {"/a": os.urandom(3 * SEGMENT)}
+    job.write()
+    assert job.run()["state"] == "done"
+    assert job.here() == job.web.files
 
 
 @pytest.mark.parametrize(
