@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import os
 import re
 import threading
@@ -24,6 +25,7 @@ import structlog
 from orchestrator import ssh
 from orchestrator.clock import Clock
 from orchestrator.home import Home
+from orchestrator.log_lines import Progress, metrics
 from orchestrator.logs import LogGap, LogWriter, progress
 from orchestrator.messages import (
     EventSeen,
@@ -230,11 +232,15 @@ class MachineWatch:
         if stage in self._noted:
             self._post(Noted(self.rental, run, stage))
         self._recorder.logged(len(data))
-        if stage == "run":
-            seen = progress(data.decode("utf-8", "replace"), self._regex, self._total)
-            if seen is not None:
-                self._recorder.step(run, seen.step)
-                self._post(ProgressSeen(self.rental, run, seen.step, seen.total))
+        text = data.decode("utf-8", "replace")
+        seen = progress(text, self._regex, self._total) if stage == "run" else None
+        said = metrics(text) if stage == "metrics" else None
+        if said is not None:
+            self._recorder.rate(run, said.rate if said.rate is not None else math.nan)
+            seen = Progress(said.step, said.total or self._total) if said.step is not None else None
+        if seen is not None:
+            self._recorder.step(run, seen.step)
+            self._post(ProgressSeen(self.rental, run, seen.step, seen.total))
 
     def _writer(self, run: str, stage: str) -> LogWriter:
         key = f"{run}/{stage}"

@@ -12,7 +12,7 @@ from loop_desk import Desk
 
 from jobspecs.problems import SpecErrors
 from orchestrator import actions as act
-from orchestrator.cli import doctor, specs
+from orchestrator.cli import doctor, main, specs
 from orchestrator.cli.vitals import notice_words
 from orchestrator.config import load_config
 from orchestrator.home import Home
@@ -222,6 +222,24 @@ def test_no_address_is_in_the_books_or_in_anything_printed(office: Office, capsy
     ]  # fmt: skip
     out = capsys.readouterr()
     assert "t0psecret" not in out.out + out.err + str(findings)
+
+
+def test_doctor_sends_a_test_when_it_is_asked_to(
+    office: Office, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUJOB_HOME", str(office.home.state))
+    monkeypatch.setattr(Home, "from_env", classmethod(lambda cls: office.home))
+    post = Post()
+    monkeypatch.setattr("orchestrator.targets.send", post)
+    main.main(["doctor", "--notify", "team"])
+    assert post.told == [("json://team", "gpujob: a test", "This is what an alarm or the end of a job looks like.")]
+    assert "team took the test" in capsys.readouterr().out
+    post.refuse = NotSent("it answered HTTP 403")
+    assert main.main(["doctor", "--notify", "team", "--notify", "tem"]) == 2
+    out = capsys.readouterr().out
+    assert "team: it answered HTTP 403" in out
+    assert "there is no target 'tem'" in out
+    assert "next: the config has me, team" in out
 
 
 # --- config, spec and address ----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import pytest
 from orchestrator import ssh, watch
 from orchestrator.clock import FakeClock
 from orchestrator.home import Home
-from orchestrator.messages import EventSeen, Listed, Lost, ProgressSeen, Reached, StatusSeen
+from orchestrator.log_lines import Metrics, metrics
+from orchestrator.messages import EventSeen, Listed, Lost, PointSeen, ProgressSeen, Reached, StatusSeen
 from orchestrator.model import Unknown
 from orchestrator.ssh_errors import AgentRefused, KeyRejected, SshError, Unreachable
 from orchestrator.watch import MachineWatch, RegionWatch
@@ -258,3 +259,29 @@ def test_an_adapters_bug_is_a_look_that_failed() -> None:
     finally:
         region.stop()
     assert threading.active_count() < 50
+
+
+def test_metrics_tell_the_step_and_the_throughput(bench: Bench) -> None:
+    lines = b'{"step": 5, "loss": 0.1}\n{"step": 7, "total": 90, "tokens_per_s": 350.5}\n{"step": 8, "los'
+    sample = {"t": "event", "next": 9, "event": {"t": "sample", "at": bench.clock.utc() + 7.0, "cpu": 1.0}}
+    status = {"runs": {"t0.1": {"state": "run"}}}
+    heard = bench.go(Connection([{"t": "hello", "status": status}, log_line(lines, stage="metrics"), sample]))
+    assert [(m.step, m.total) for m in heard if isinstance(m, ProgressSeen)] == [(7.0, 90.0)]
+    (told,) = [m.point for m in heard if isinstance(m, PointSeen)]
+    assert (told.step, told.rate, told.log) == (7.0, 350.5, float(len(lines)))
+    assert bench.log("metrics") == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"global_step": 3}\n', Metrics(3.0, None, None)),
+        ('{"step": "3", "throughput": true}', Metrics(None, None, None)),
+        ('{"step": 1e30}\nno json\n', Metrics(None, None, None)),
+        ("[1, 2]\nstep 5\n", None),
+        ("{broken\n", None),
+        ("", None),
+    ],
+)
+def test_the_last_json_line_of_metrics(text: str, found: Metrics | None) -> None:
+    assert metrics(text) == found
