@@ -78,15 +78,16 @@ class Health:
         if boot < self._look_at or not self._machines:
             return
         self._look_at = boot + LOOK_EVERY_S + LOOK_MORE_S * len(self._machines)
-        for rental, (job, minutes) in list(self._machines.items()):
-            try:
-                lives = self._look_at_one(job, rental, minutes.all())
-            except StoreError as error:
-                if not error_of_row(error):
-                    raise
-                lives = False
-            if not lives:
-                self._forget(rental)
+        with self._loop.store.transaction():  # one wait for the disk, whatever the number of machines
+            for rental, (job, minutes) in list(self._machines.items()):
+                try:
+                    lives = self._look_at_one(job, rental, minutes.all())
+                except StoreError as error:
+                    if not error_of_row(error):
+                        raise
+                    lives = False
+                if not lives:
+                    self._forget(rental)
 
     def _forget(self, rental: str) -> None:
         self._machines.pop(rental, None)

@@ -141,7 +141,9 @@ class Look:
     def warm_at(self) -> float:
         """From when on the run's pace is its own."""
         first = self.run[0].at
-        began = first if self.began_at is None else min(first, self.began_at) if first - self.began_at > 600 else first
+        # Where the minutes reach back to another stage the start was seen; else the run may be older than they are
+        seen = len(self.run) < len(self.minutes) or self.began_at is None
+        began = first if seen or self.began_at is None else min(first, self.began_at)
         stepped = [p.at for p in self.run if p.step == p.step]
         if not stepped:
             return began + (WARM_WITHOUT_STEPS_S if self.warm_s is None else self.warm_s)

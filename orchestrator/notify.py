@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 RETRY_S = (5.0, 30.0, 120.0, 600.0, 1800.0)  # then given up: an hour late it is no news
+KEEP_EVERY_S = 60.0
 STUCK_S = 90.0  # a send that has not come back by then (a name server that hangs) counts as failed
 
 log = structlog.get_logger()
@@ -37,6 +38,8 @@ class Notifier:
     def __init__(self, loop: Loop, post: Callable[[Target, str, str], None] = send) -> None:
         self._loop, self._send = loop, post
         self._look_at = 0.0
+        self._upto = 0  # the journal's last line that was looked at; in the books it may be a minute older
+        self._kept_at = 0.0
         self._under_way: dict[str, tuple[int, float]] = {}  # target -> the notice, and since when (boot)
         self._answers: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
 
@@ -47,16 +50,28 @@ class Notifier:
         self._look_at = boot + LOOK_EVERY_S
         self._take_answers(boot)
         store, now = self._loop.store, self._loop.clock.utc()
-        entries = store.news_since()
-        due = store.due_notices(now)
-        if not entries and not due:
-            return
-        targets = self._targets()
+        entries = store.news_since(self._upto)
+        told = [(entry, found) for entry in entries if (found := self._worth(entry)) is not None]
         if entries:
-            store.put_news(entries[-1].id, [news for entry in entries for news in self._news(entry, targets)], now)
-            due = store.due_notices(now)
-        for notice in due:
-            self._start(notice, targets, boot)
+            self._upto = entries[-1].id
+        if told or (entries and boot - self._kept_at >= KEEP_EVERY_S):  # no commit a second for what is no news
+            self._kept_at = boot
+            targets = self._targets() if told else {}
+            store.put_news(self._upto, [news for each in told for news in self._news(*each, targets)], now)
+        due = store.due_notices(now)
+        if due:
+            targets = self._targets()
+            for notice in due:
+                self._start(notice, targets, boot)
+
+    def _worth(self, entry: Entry) -> tuple[str, str, str, str, tuple[str, ...] | None] | None:
+        """What is to be told of a line of the journal, and to whom: None is to all."""
+        if not may_be_news(entry):
+            return None
+        job = self._loop.store.job(entry.job) if entry.job else None
+        names = None if job is None else tuple(job.spec.get("notify") or ())
+        found = news_of(entry, job) if names is None or names else None
+        return None if found is None else (*found, names)
 
     def _targets(self) -> Mapping[str, Target]:
         """As the config has them now: a target may have been added, or mended, since the controller started."""
@@ -66,14 +81,11 @@ class Notifier:
             log.warning("config", error=str(error))
             return self._loop.config.notify
 
-    def _news(self, entry: Entry, targets: Mapping[str, Target]) -> Iterator[News]:
-        job = self._loop.store.job(entry.job) if entry.job else None
-        found = news_of(entry, job)
-        if found is None:
-            return
-        topic, key, title, body = found
-        names = job.spec.get("notify") or () if job is not None else tuple(targets)
-        for name in names:
+    def _news(
+        self, entry: Entry, found: tuple[str, str, str, str, tuple[str, ...] | None], targets: Mapping[str, Target]
+    ) -> Iterator[News]:
+        topic, key, title, body, names = found
+        for name in targets if names is None else names:
             target = targets.get(name)
             if target is None or topic in target.topics:
                 yield News(entry.job, name, key, title, body)
@@ -121,6 +133,11 @@ class Notifier:
         self._loop.store.notice_tried(notice.id, now, error, again)
         if error:
             log.warning("not notified", target=notice.target, job=notice.job, error=error, tries=notice.tries + 1)
+
+
+def may_be_news(entry: Entry) -> bool:
+    """Quickly, without the job: most lines of the journal are for whoever reads it."""
+    return entry.kind.startswith("alarm:") or entry.kind in ("set_outcome", "release", "wait_for_capacity")
 
 
 def news_of(entry: Entry, job: Job | None) -> tuple[str, str, str, str] | None:

@@ -27,15 +27,15 @@ class News:
 class Notices(Journal):
     """The outbox."""
 
-    def news_since(self, limit: int = 500) -> tuple[Entry, ...]:
-        """Lines of the journal that no news were made from yet, oldest first. Of books that had no outbox before,
-        what was written until now is no news."""
+    def news_since(self, seen: int = 0, limit: int = 500) -> tuple[Entry, ...]:
+        """Lines of the journal after `seen` that no news were made from yet, oldest first. Of books that had no outbox
+        before, what was written until now is no news."""
         row = self._one("get_meta", key=CURSOR)
         if row is None:
             with self.transaction():
                 self._run("put_meta", key=CURSOR, value=str(self._rows("last_journal")[0]["id"]))
             return ()
-        return build_all(Entry, self._rows("journal", job="", since_id=int(row["value"]), limit=limit))
+        return build_all(Entry, self._rows("journal", job="", since_id=max(seen, int(row["value"])), limit=limit))
 
     def put_news(self, upto: int, news: Iterable[News], now: float) -> int:
         """Put news into the outbox and remember how far the journal was read: both or neither. How many are new."""

@@ -173,6 +173,9 @@ def test_without_a_launcher_one_busy_card_is_the_default_of_pytorch() -> None:
 def test_a_first_card_with_more_memory_is_data_parallel() -> None:
     points = hours(60, cards_at(85, 40, 40, 38, mem_used=39_000.0), cards=4)
     assert "DataParallel" in the(look_at(points, launcher=False), "card-idle").cause
+    assert "DataParallel" not in the(look_at(points, launcher=True), "card-idle").cause
+    even = hours(60, cards_at(85, 40, 40, 38), cards=4)
+    assert "DataParallel" not in the(look_at(even, launcher=False), "card-idle").cause
 
 
 @pytest.mark.parametrize(
@@ -421,6 +424,34 @@ def test_the_spec_has_a_key_for_every_alarm_and_only_those_that_can_end_a_job_st
         for threshold in ("percent", "duration", "count"):
             if not math.isnan(told[threshold]):
                 assert threshold in block.model_fields, f"{name} has no {threshold}"
+
+
+def test_a_long_setup_is_no_part_of_the_warm_up() -> None:
+    def late(minute: int, point: Point) -> Point:
+        point = replace(used(20, 0)(minute, point), step=math.nan)
+        return replace(point, stage=1.0) if minute < 50 else point
+
+    points = hours(90, late)
+    assert kinds(look_at(points[:75])) == [], "25 minutes of run after 50 of setup"
+    assert kinds(look_at(points[:82])) == ["gpu-util-below"]
+    assert kinds(look_at(points[50:75], began_at=T0 - 3600.0)) == ["gpu-util-below"], "an older run, after a restart"
+
+
+def test_the_count_of_a_rule_is_the_specs() -> None:
+    points = hours(100, lambda _, p: replace(p, saved=0.0))
+    assert kinds(look_at(points, every_s=1200.0, rules={"no-checkpoint": Rule(count=5)})) == []
+    assert kinds(look_at(points, every_s=1200.0, rules={"no-checkpoint": Rule(count=4)})) == ["no-checkpoint"]
+
+
+def test_the_work_that_is_left_is_not_guessed_from_a_few_minutes() -> None:
+    points = hours(100)
+    end = points[-1].at + 3600.0
+    assert look_at(points[:9], total=1e6, end=end).left_s is None
+    assert look_at(points[:14], total=1e6, end=end).left_s is not None
+    assert look_at(points, total=None).left_s is None
+    slow_start = [replace(p, step=p.step if p.at < T0 + 1800 else 840 + (p.at - T0 - 1800) / 6) for p in hours(100)]
+    left = look_at(slow_start, total=slow_start[-1].step + 600.0).left_s
+    assert left == pytest.approx(3600.0), "by the pace of the last hour"
 
 
 def test_a_warm_up_of_the_specs_own() -> None:
