@@ -557,7 +557,8 @@ def test_a_wrong_default_is_blamed_on_the_config() -> None:
 
 def test_a_problem_found_later_is_put_at_its_key() -> None:
     located = load_located(BASE + "data:\n  - {from: s3://b/x, path: x}\nnotify: [me]\n", "job.yaml")
-    placed = [located.place(problem) for problem in unserved(located.spec)]
+    later = [Problem("", 0, 0, key, "found later") for key in ("data[0].from", "notify")]
+    placed = [located.place(problem) for problem in later]
     assert sorted((problem.line, problem.column, problem.key) for problem in placed) == [
         (5, 6, "data[0].from"), (6, 1, "notify"),
     ]  # fmt: skip

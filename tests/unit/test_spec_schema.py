@@ -21,7 +21,6 @@ BASE = "name: a\ngpu: none\nrun: x\n"
 SPECS = Path(__file__).parent / "data" / "specs"
 EVERYTHING = """
 model: {params: 7B, method: lora, seq_len: 2048}
-finish_by: 2026-12-01T09:00:00+08:00
 workdir: {git: https://host/repo, ref: main}
 alarms: {gpu_util_below: {percent: 70, for: 15m}}
 notify: [me]
