@@ -14,10 +14,10 @@ import json
 import os
 import shutil
 import stat
+import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.asks import need
-from orchestrator.agent.ends import uptime
 from orchestrator.agent.files import note, read_text
 from orchestrator.agent.layout import Refusal
 from orchestrator.agent.machine import output_of
@@ -44,7 +44,7 @@ def landed_command(ask: dict[str, Any]) -> dict[str, Any]:
     top, listed = need(ask, "path", str), need(ask, "manifest", str)
     single, ours = need(ask, "single", bool, False), need(ask, "ours", bool, False)
     mend = need(ask, "mend", str, "")
-    until = uptime() + float(need(ask, "seconds", (int, float), SLICE_S))
+    until = time.monotonic() + float(need(ask, "seconds", (int, float), SLICE_S))
     if not os.path.isabs(top) or not os.path.isabs(listed):
         raise Refusal("invalid", "path and manifest: not absolute")
     if not os.path.exists(listed):
@@ -68,7 +68,7 @@ def landed_command(ask: dict[str, Any]) -> dict[str, Any]:
                 faults.append({"path": entry["path"], "fault": found[0], "detail": found[1]})
                 if mend == "all" or (mend == "way" and found[0] in IN_THE_WAY):
                     clear_away(path)
-            done = uptime() < until
+            done = time.monotonic() < until
     if done and not single:
         for extra in extras(top, names):
             if ours and not faults:
@@ -202,10 +202,10 @@ def extras(top: str, names: set[str]) -> list[str]:
     found = []
     for folder, folders, files in os.walk(top):
         folders[:] = [name for name in folders if name != PARTIAL_FOLDER]
-        for name in files + [each for each in folders if os.path.islink(os.path.join(folder, each))]:
-            path = os.path.relpath(os.path.join(folder, name), top)
-            if path not in names:
-                found.append(path)
+        below = folder[len(top) :].strip("/")
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        paths = ["%s/%s" % (below, name) if below else name for name in files + links]
+        found += [path for path in paths if path not in names]
     return sorted(found)
 
 
