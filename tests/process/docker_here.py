@@ -7,8 +7,10 @@ stand-in  no container at all: it runs commands in a session of their own, not b
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -56,11 +58,15 @@ esac
 
 def install(kind: str, folder: Path) -> Path:
     """A folder with a program `docker`, to be put first on PATH."""
-    (folder / "runs").mkdir(parents=True)
+    folder.mkdir(parents=True)
+    # podman refuses places with long names: its sockets lie there.
+    short = Path(tempfile.mkdtemp(prefix="pm-", dir="/tmp"))
+    atexit.register(shutil.rmtree, short, ignore_errors=True)
+    (short / "runs").mkdir()
     text = _PODMAN if kind == "podman" else _STAND_IN
     program = folder / "bin" / "docker"
     program.parent.mkdir()
-    program.write_text(text.replace("@store@", str(folder / "store")).replace("@runs@", str(folder / "runs")))
+    program.write_text(text.replace("@store@", str(short / "store")).replace("@runs@", str(short / "runs")))
     program.chmod(0o755)
     if kind == "podman":
         subprocess.run([program, "import", _root(folder), IMAGE], check=True, capture_output=True)
