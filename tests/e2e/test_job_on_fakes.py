@@ -113,6 +113,26 @@ def test_a_job_on_aws_saves_at_its_notice_and_leaves_no_machine_disk_key_or_grou
 
 
 @pytest.mark.e2e
+def test_a_docker_image_that_cannot_be_had_fails_the_job_on_aws_with_its_reason_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    machines = LocalMachines(tmp_path / "cloud", AWS_GPUS)
+    with World(tmp_path) as world, AwsLayer(machines) as company:
+        at_company(world, company, "AWS_EC2_METADATA_DISABLED", user=machines.login())
+        world.env |= {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "none"}
+        world.env["AWS_ACCESS_KEY_ID"], world.env["AWS_SECRET_ACCESS_KEY"] = company.key.split()
+        keys = {"providers": ["aws"], "gpu": "none", "image": {"aws": "localhost:1/no/such:1"}, "setup": "echo never"}
+        world.apply(world.spec("boxed", "echo never", **keys))
+        job = world.wait("boxed", code=1, what="outcome")
+        assert (job.outcome, job.exit_code) == (Outcome.FAILED, 125)
+        assert world.rentals("boxed")[0].offer.container == "localhost:1/no/such:1"
+        world.wait("boxed", code=1)
+        world.assert_clean("boxed")
+        assert company.running == []
+        assert set(map(len, company.things().values())) == {0}
+
+
+@pytest.mark.e2e
 def test_a_job_on_a_machine_of_ones_own_leaves_it_as_it_was(tmp_path: Path) -> None:
     machines = LocalMachines(tmp_path / "cloud", GPUS)
     identity = tmp_path / "users-own-key"
