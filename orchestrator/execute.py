@@ -212,6 +212,9 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
         tap(f"effect/{name}/after")
         return Receipt(effect, job, "done", doors.now(), data=data)
     except RateLimited as error:
+        if isinstance(effect, act.SendCreate):  # nothing was made, and the one create of this rental is spent
+            waits = {"account": Reason.PROVIDER, "rest_s": error.retry_after_s}
+            return Receipt(effect, job, "refused", doors.now(), f"{error.kind}: {error}", data=waits)
         return Receipt(effect, job, "failed", doors.now(), str(error), retry_after_s=error.retry_after_s)
     except Refused as error:
         account = next((why for kind, why in ACCOUNT_REFUSALS.items() if isinstance(error, kind)), None)

@@ -16,6 +16,7 @@ from orchestrator.model import Policy, Reason
 from orchestrator.pace import ANY, Pace
 from providers.base import Offer
 
+RATE_LIMIT = "rate-limit"  # how the words begin of an account that rests for having been asked too often
 RECLAIMED_PENALTY = Decimal("1.25")  # a pool that was just reclaimed counts a quarter dearer: its rework is likely
 
 
@@ -127,6 +128,8 @@ def _rank(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str],
 def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool | None) -> LeftOut | None:
     account = resting.get(account_key(offer.provider, offer.account))
     if account is not None:
+        if account.startswith(RATE_LIMIT):  # over in a moment: a wait, not an end
+            return LeftOut(offer, account, "account")
         return LeftOut(offer, account, "account", Reason.QUOTA if account.startswith("quota") else Reason.PROVIDER)
     if spot is not None and offer.spot is not spot:
         return LeftOut(offer, _not_wanted(offer, policy), "spot")

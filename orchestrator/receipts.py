@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 600.0  # a release never gives up, and never asks more often than this once it keeps failing
 REST_REFUSED_S = 60.0  # a pool that refused is asked again after this
+REST_RATE_S = 10.0  # an account that was asked too often and did not say when to ask again
 REST_ACCOUNT_S = 600.0  # an account that cannot work: a person may mend it meanwhile
 REPEAT_S = 1.0
 
@@ -111,7 +112,9 @@ def _created(loop: Loop, receipt: Receipt, rental: Rental) -> None:
     loop.observer.job(receipt.job).offers_at = None  # prices that were refused are stale
     if receipt.data.get("account"):
         key = placement.account_key(rental.offer.provider, rental.offer.account)
-        loop.store.rest(key, receipt.at + REST_ACCOUNT_S, receipt.detail, receipt.at)
+        limited = receipt.detail.startswith(placement.RATE_LIMIT)
+        pause = receipt.data.get("rest_s") or REST_RATE_S if limited else REST_ACCOUNT_S
+        loop.store.rest(key, receipt.at + pause, receipt.detail, receipt.at)
         return
     key = placement.pool_key(rental.offer)
     loop.store.rest(key, receipt.at + REST_REFUSED_S, receipt.detail, receipt.at)

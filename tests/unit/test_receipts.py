@@ -66,6 +66,28 @@ def test_a_refused_create_rests_its_pool_and_takes_the_next_offer(desk: Desk) ->
     assert (first.offer.key, desk.store.rental(second.rental).offer.key) == ("m1-spot", "m1")
 
 
+@pytest.mark.parametrize(("rest_s", "until"), [(30.0, 30.0), (None, 10.0)])
+def test_a_create_that_was_asked_for_too_often_made_nothing_and_its_account_rests_for_that_moment(
+    desk: Desk, rest_s: float | None, until: float
+) -> None:
+    create = asked(desk)
+    at = desk.clock.utc()
+    waits = {"account": Reason.PROVIDER, "rest_s": rest_s}
+    desk.receipt(create, "refused", detail="rate-limit: slow down", data=waits)
+    first = desk.store.rental(create.rental)
+    assert (first.create_outcome, first.phase) == (CreateOutcome.REFUSED, RentalPhase.GONE)
+    key = placement.account_key("prov", "acc")
+    assert key in desk.store.resting(at + until - 1)
+    assert key not in desk.store.resting(at + until + 1)
+    desk.turn(after=2.0)
+    desk.receipt(desk.effects(act.AskOffers)[-1], data=OFFERS)
+    assert len(desk.effects(act.SendCreate)) == 1
+    assert desk.job().outcome is None  # a wait, not an end
+    desk.turn(after=until + 60.0)
+    desk.receipt(desk.effects(act.AskOffers)[-1], data=OFFERS)
+    assert len(desk.effects(act.SendCreate)) == 2
+
+
 def test_an_account_that_cannot_work_rests_as_a_whole_and_ends_the_job(desk: Desk) -> None:
     create = asked(desk)
     desk.receipt(create, "refused", detail="quota: 0 of 0 vCPUs", fatal=Reason.QUOTA, data={"account": Reason.QUOTA})
