@@ -155,7 +155,7 @@ def test_the_machines_tell_what_they_bring(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(checkpoints, "mirror_one", breaks)
     monkeypatch.setattr(artifacts, "collect", copy)
-    run = SimpleNamespace(key="t0.1", task="t0", n=1, resume_hash="", resume_step=None)
+    run = SimpleNamespace(key="t0.1", task="t0", n=1, resume_hash="", resume_step=None, environment={"torch": None})
     context: Any = SimpleNamespace(
         rental=SimpleNamespace(id="gj-1", nonce="n"), assignment=run, job=SimpleNamespace(id="j"),
         spec=SimpleNamespace(checkpoint=None), mirrored=frozenset(),
