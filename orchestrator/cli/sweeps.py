@@ -54,23 +54,23 @@ class SweepView:
         """What `NAME/best` means, if there is a result."""
         return best(self.legs, self.goal) if self.metric else None
 
-    @property
+    @cached_property
     def parameters(self) -> list[str]:
         """Names of all parameters, in the order in which legs have them."""
         return list(dict.fromkeys(name for leg in self.legs for name in leg.params))
 
-    @property
+    @cached_property
     def counts(self) -> dict[LegState, int]:
         """How many legs stand where; states without a leg are left out."""
         found = {state: sum(leg.state is state for leg in self.legs) for state in SHOWN}
         return {state: count for state, count in found.items() if count}
 
-    @property
+    @cached_property
     def spent(self) -> Decimal:
         """All that was paid, in the sweep's currency."""
         return sum((leg.cost for leg in self.legs), self.idle)
 
-    @property
+    @cached_property
     def play(self) -> bool:
         """Whether the money is not real."""
         return any(leg.play for leg in self.legs)

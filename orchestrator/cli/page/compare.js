@@ -150,6 +150,7 @@ function wordAxis(name, values) {
     name,
     at: values.map((value) => (value === undefined || value === null ? null : place(value))),
     marks: kinds.filter((_, i) => i % every === 0).map((value) => [place(value), value.split("/").pop()]),
+    spread: Math.min(0.1, 0.35 / kinds.length), // lines of one value lie side by side, so that their number shows
   };
 }
 
@@ -168,9 +169,10 @@ function drawParallel() {
   chart.classList.toggle("many", MANY);
   const x = (n) => (axes.length > 1 ? side + (n * (width - 2 * side - 20)) / (axes.length - 1) : width / 2);
   const y = (place) => (place === null ? size.top + size.high + 14 : size.top + (1 - place) * size.high);
+  const at = (axis, index) => y(axis.at[index]) + (axis.spread && axis.at[index] !== null ? (((index * 0.618034) % 1) - 0.5) * axis.spread * size.high * Math.min(1, legs.length / 20) : 0);
   const wires = make("g", {}, chart);
   for (const index of drawOrder) {
-    const path = axes.map((axis, n) => `${n ? "L" : "M"}${x(n).toFixed(1)} ${y(axis.at[index]).toFixed(1)}`).join("");
+    const path = axes.map((axis, n) => `${n ? "L" : "M"}${x(n).toFixed(1)} ${at(axis, index).toFixed(1)}`).join("");
     make("path", { d: axes.length > 1 ? path : path + "h9", class: wireClass(index), style: tint(index), "data-leg": index }, wires);
   }
   axes.forEach((axis, n) => drawAxis(chart, axis, x(n), y, n === axes.length - 1));
@@ -178,7 +180,7 @@ function drawParallel() {
     const n = axes.findIndex((_, i) => i + 1 < axes.length && px >= x(i) && px <= x(i + 1));
     if (n < 0) return -1;
     const share = (px - x(n)) / (x(n + 1) - x(n));
-    return closest((index) => Math.abs(y(axes[n].at[index]) * (1 - share) + y(axes[n + 1].at[index]) * share - py), 14);
+    return closest((index) => Math.abs(at(axes[n], index) * (1 - share) + at(axes[n + 1], index) * share - py), 14);
   });
 }
 
