@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from decimal import Decimal
@@ -100,7 +101,10 @@ class Reads(Connection):
 
     def reports(self, job: str, task: str = "") -> tuple[ReportRow, ...]:
         """Values of a sweep's metric, of one task or of all, by task and step."""
-        return build_all(ReportRow, self._rows("reports", job=job, task=task))
+        return tuple(  # not by `build_all`: there are tens of thousands of them, and one value to convert
+            ReportRow(r["job"], r["task"], r["step"], math.nan if r["value"] is None else r["value"], r["n"], r["at"])
+            for r in self._rows("reports", job=job, task=task)
+        )
 
     def items(self, job: str) -> tuple[ItemRow, ...]:
         """Items of a batch that are over."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -244,7 +243,6 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
         "outcome": _maybe(Outcome),
         "reason": _maybe(Reason),
     },
-    ReportRow: {"value": lambda value: math.nan if value is None else value},
     ItemRow: {},
     Attempt: {},
     Rental: {

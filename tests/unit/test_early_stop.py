@@ -121,6 +121,12 @@ def test_median_waits_for_enough_done_legs_that_came_as_far() -> None:
     assert stopped(MEDIAN, [bad, *done(0.1, 0.1)]) == {"a"}
 
 
+def test_median_waits_for_min_reports() -> None:
+    others = done(0.1, 0.1, 0.1)
+    assert stopped(MEDIAN, [leg("a", 0.9), *others]) == set()
+    assert stopped(MEDIAN, [leg("a", 0.9, 0.9), *others]) == {"a"}
+
+
 def test_median_leaves_what_is_no_number_out_of_averages() -> None:
     others = done(NAN, 0.2)
     assert stopped(MEDIAN, [leg("a", 0.3, 0.3), *others]) == {"a"}
