@@ -114,7 +114,7 @@ def _health(home: Home, view: View) -> Iterator[str]:
         yield ""
         step, total = (progress.step, progress.total) if progress is not None else (None, None)
         yield from health_lines(found, step, total, view.now)
-    alarms = list(progress.alarms) if progress is not None else []
+    alarms = view.alarms
     if alarms:
         yield ""
         yield from alarm_lines(alarms, view.now)
@@ -285,7 +285,7 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
              "error": each.error or None, "next_at": None if each.over else utc_z(each.next_at)}
             for each in view.notices
         ],
-        "alarms": [alarm_json(each) for each in view.current_progress.alarms] if view.current_progress else [],
+        "alarms": [alarm_json(each) for each in view.alarms],
         "saving": _saving_json(home, view),
         "phases_s": phase_seconds(view, stage_seconds(home, view)),
         "price_cap": money_json(job.price_cap, job.currency),

@@ -76,6 +76,12 @@ class View:
         return found[-1] if found else None
 
     @property
+    def alarms(self) -> list[Mapping[str, Any]]:
+        """Those that hold, of all runs that have not ended."""
+        live = {(run.task, run.n) for run in self.runs if run.exit is None}
+        return [each for seen in self.progress if (seen.task, seen.n) in live for each in seen.alarms]
+
+    @property
     def transfer(self) -> Mapping[str, Any]:
         """What is being copied for the newest run at this moment; empty when nothing is, or nothing was heard of it."""
         progress = self.current_progress

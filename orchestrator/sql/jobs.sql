@@ -139,7 +139,9 @@ SELECT j.id, j.name, j.run, j.outcome, j.reason, j.detail, j.exit_code, j.create
        (SELECT count(*) FROM rentals m WHERE m.job = j.id AND m.provider_id IS NOT NULL) AS made,
        r.id AS rental, r.provider, r.region, r.phase, r."end", r.ready_at, r.reason AS rental_reason, r.offer,
        s.task, s.n, s.ordered_at, s."exit", json_extract(s."exit", '$.signalled') AS signalled,
-       p.at AS progress_at, p.step, p.total, p.phase AS progress_phase, p.alarms,
+       p.at AS progress_at, p.step, p.total, p.phase AS progress_phase,
+       (SELECT q.alarms FROM progress q JOIN assignments b ON b.job = q.job AND b.task = q.task AND b.n = q.n
+        WHERE q.job = j.id AND q.alarms <> '[]' AND b."exit" IS NULL ORDER BY q.at DESC LIMIT 1) AS alarms,
        json_extract(j.spec, '$.retry.max') AS granted, r.interrupted_at, r.quiesced_at,
        (SELECT count(*) FROM rentals o WHERE o.job = j.id AND (o.interrupted_at IS NOT NULL
         OR o.reason IN ('interrupted', 'unreachable', 'bad-host', 'duplicate'))) AS lost

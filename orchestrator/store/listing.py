@@ -66,7 +66,7 @@ class Summary:
     step: float | None
     total: float | None
     progress_phase: str
-    alarms: tuple[dict[str, Any], ...]  # that hold for the newest run
+    alarms: tuple[dict[str, Any], ...]  # that hold for one of its live runs, the one last heard of
     spent: dict[str, Decimal]
     reserved: dict[str, Decimal]
     play: bool

@@ -278,6 +278,43 @@ def test_without_steps_silence_counts_only_where_nothing_works() -> None:
     assert "stalled" not in kinds(look_at(hours(60, quiet), serve=True)), "a server that nobody asks"
 
 
+def test_silence_on_the_log_or_a_save_alone_is_life() -> None:
+    talks = hours(60, lambda m, p: replace(quiet(m, p), log=1.0 if m == 45 else 0.0))
+    saves = hours(60, lambda m, p: replace(quiet(m, p), saved=1.0 if m == 45 else 0.0))
+    works = hours(60, lambda m, p: replace(quiet(m, p), own=2.0 if m > 20 else p.own))
+    reads = hours(60, lambda m, p: replace(quiet(m, p), disk_read=5e6))
+    for points in (talks, saves, works, reads):
+        assert "stalled" not in kinds(look_at(points))
+
+
+def test_a_few_minutes_seen_of_a_long_silence_decide_nothing() -> None:
+    points = [p for p in hours(120, frozen(60, log=0.0)) if not T0 + 3700 < p.at < T0 + 6600]
+    assert "stalled" not in kinds(look_at(points)), "this computer slept from minute 62 to 110"
+
+
+def test_the_defaults_are_those_that_are_documented() -> None:
+    told = {
+        kind.name: tuple(v for v in (kind.default.percent, kind.default.duration, kind.default.count) if v == v)
+        for kind in KINDS.values()
+    }
+    assert told == {
+        "stalled": (1800.0,), "gpu-util-below": (70, 900.0), "card-idle": (50, 900.0), "gpu-memory-above": (95, 120.0),
+        "throughput-below": (50, 300.0), "slowing": (20, 3600.0), "leak": (3600.0,), "no-checkpoint": (2,),
+        "throttled": (600.0,), "gpu-lost": (180.0,), "disk-full": (95, 120.0), "reclaims": (3,), "ttl-near": (1800.0,),
+        "budget-near": (80,),
+    }  # fmt: skip
+
+
+def test_without_steps_fifteen_minutes_are_warm_up() -> None:
+    points = hours(60, lambda m, p: replace(used(20, 0)(m, p), step=math.nan))
+    assert kinds(look_at(points[:29])) == []
+    assert kinds(look_at(points[:31])) == ["gpu-util-below"]
+
+
+def test_a_pace_of_long_ago_is_no_measure() -> None:
+    assert kinds(look_at(paced(lambda m: 100 if m < 60 else 40))) == [], "it has been 40 for an hour and a half"
+
+
 def test_a_hung_collective_shows_full_use_and_little_power() -> None:
     def spin(minute: int, point: Point) -> Point:
         point = replace(point, step=math.nan)

@@ -16,9 +16,11 @@ import pytest
 from cli_books import Books, home_at, writer
 from health_series import healthy
 
+from orchestrator import actions as act
 from orchestrator.cli import client, describe, main, ps, top, vitals
 from orchestrator.cli.reading import open_view
 from orchestrator.home import Home
+from orchestrator.model import Exit, Reason, Task
 from orchestrator.points import Card, Point
 from orchestrator.series import Series
 from orchestrator.store import Store
@@ -191,6 +193,25 @@ def test_ps_marks_a_job_that_burns_money(home: Home, store: Store, capsys: pytes
     assert "! digits: GPU use 40 % in the last 15m00s (gpujob describe digits)" in out
     listed = {job["name"]: job["alarms"] for job in json.loads(said(capsys, "ps", "-o", "json"))}
     assert listed == {"digits": ["gpu-util-below"], "well": []}
+
+
+def test_an_alarm_of_any_live_run_marks_the_job_and_one_of_an_ended_run_does_not(home: Home, store: Store) -> None:
+    job = running(home, store, alarms=[ALARM])
+    rental = store.rentals(job)[0].id
+    store.apply(job, [act.StoreExit("t0", 1, Exit("run", 1, NOW)), act.Release(rental, Reason.FAILED)], NOW)
+    (line,) = store.summaries(now=NOW)
+    assert line.alarms == ()
+    assert open_view(home, "digits").alarms == []
+    other = Books(store, name="legs", now=NOW - 100)
+    first = other.rent()
+    other.run(first)
+    store.alarms_hold(other.id, "t0", 1, [ALARM])
+    store.add_task(Task(other.id, "t1"), NOW)
+    store.apply(other.id, [act.CommitAssignment("t1", 1, first, (), "", "", None)], NOW)
+    store.progress_seen(other.id, "t1", 1, NOW, step=1.0)
+    line = next(line for line in store.summaries(now=NOW) if line.name == "legs")
+    assert ps.mark_of(line) == "! gpu-util-below"
+    assert open_view(home, "legs").alarms == [ALARM]
 
 
 def test_a_job_that_is_over_is_not_marked(home: Home, store: Store) -> None:
