@@ -203,11 +203,4 @@ NOT_YET: tuple[tuple[str, str], ...] = (("batch", "put the loop over the items i
 def unserved(spec: JobSpec) -> list[Problem]:
     """One problem for every part of the spec that is valid and that no code serves yet."""
     found = [(key, "not yet", hint) for key, hint in NOT_YET if getattr(spec, key)]
-    if spec.checkpoint and spec.checkpoint.mirror and is_remote(spec.checkpoint.mirror):
-        hint = "leave mirror out: this computer keeps the checkpoints"
-        found.append(("checkpoint.mirror", "only this computer so far, object stores not yet", hint))
-    for position, artifact in enumerate(spec.artifacts if isinstance(spec.artifacts, tuple) else ()):
-        if artifact.to and is_remote(artifact.to):
-            hint = "write a folder beside the spec"
-            found.append((f"artifacts[{position}].to", "only local folders so far, others not yet", hint))
     return [Problem("", 0, 0, key, reason, hint) for key, reason, hint in found]

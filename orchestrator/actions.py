@@ -319,6 +319,19 @@ class MirrorCheckpoints:
 
 
 @dataclass(frozen=True)
+class RenewStore:
+    """Give a run its access to the object store anew, before the last one ends. Repeated: the newest one holds."""
+
+    rental: str
+    task: str
+    n: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.rental}/store/{self.task}.{self.n}"
+
+
+@dataclass(frozen=True)
 class CollectResults:
     """Bring results home; `final` verifies and publishes them. Repeated: incremental, published by rename."""
 
@@ -388,6 +401,7 @@ Effect = (
     | SendSignal
     | SendClose
     | MirrorCheckpoints
+    | RenewStore
     | CollectResults
     | ListMirror
     | DrawLegs

@@ -165,7 +165,7 @@ def collect(
 ) -> Results:
     """Bring what `plan` wants into staging. `final`: the run is dead; everything is hashed on both sides."""
     staging = home.results(job, task, n)
-    sources, left, lost = _sources(conn, plan, job, task, n, success, final)
+    sources, left, lost = sources_of(conn, plan, job, task, n, success, final)
     folds = any(folds_case(place) for place in {staging, *(item.dest for item in plan.wanted(success))})
     wanted = {source.label: source.wanted(folds) for source in sources}
     refused = [words for source in sources for words in source.refused]
@@ -218,7 +218,7 @@ def earlier_runs(home: Home, job: str, task: str, n: int) -> list[int]:
     return [int(number) for number in numbers if number.isdigit() and int(number) < n]
 
 
-def _sources(
+def sources_of(
     conn: Agent, plan: ArtifactPlan, job: str, task: str, n: int, success: bool | None, final: bool
 ) -> tuple[list[_Source], list[tuple[str, int]], str]:
     """The folders to bring from, the changed files that are too much, and why a place cannot be brought."""

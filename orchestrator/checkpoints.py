@@ -132,6 +132,11 @@ def push_resume(
     raise CheckpointError(f"{manifest.name} did not arrive on {target.where} as it was sent")
 
 
+def stored_there(conn: Agent, remote_path: str, name: str) -> list[StoredFile]:
+    """The files of the checkpoint at `remote_path` as the machine has them now, hashed there."""
+    return _stored(_look(conn, remote_path, name, with_hash=True), name)
+
+
 # --- looking -------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobspecs.problems import Problem, Refusal, SpecErrors, looks_like_secret_value
-from jobspecs.units import Money, parse_int, parse_money, parse_number
+from jobspecs.units import Money, parse_int, parse_money, parse_number, parse_size
 from orchestrator.credentials import logged_in
 from orchestrator.home import Home
 from orchestrator.objects.settings import KEYS as STORE_KEYS
@@ -309,6 +309,11 @@ class _Reader:
                 self._say(value, f"{below}.scoped_key", "is true or false")
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
                 self._say(at, below, "is no name of a store", "use letters, digits, - and _, a letter first")
+            if texts.get("bandwidth"):
+                try:
+                    parse_size(texts["bandwidth"])
+                except Refusal as refusal:
+                    self._say(value, f"{below}.bandwidth", refusal.reason, refusal.hint)
             scoped = texts.pop("scoped_key", "false") == "true"
             found[name] = StoreSettings(name, scoped_key=scoped, **{"url": "", **texts})
         return found

@@ -25,6 +25,7 @@ from orchestrator.legs import Leg
 from orchestrator.messages import Message, Receipt
 from orchestrator.mirror import CheckpointError
 from orchestrator.model import Assignment, Job, Policy, Reason, Rental, Task, Unknown
+from orchestrator.objects.errors import StoreError
 from orchestrator.publish import ResultsError
 from orchestrator.records import keep_rental
 from orchestrator.snapshot import SnapshotError
@@ -227,7 +228,7 @@ def perform(effect: act.Effect, context: Context, doors: Executor) -> Receipt:
     except AgentRefused as error:
         refused = {"epoch_refused": error.error == "epoch"}
         return Receipt(effect, job, "refused", doors.now(), str(error), data=refused)
-    except (SshError, CheckpointError, ResultsError, SnapshotError) as error:
+    except (SshError, CheckpointError, ResultsError, SnapshotError, StoreError) as error:
         return Receipt(effect, job, "failed", doors.now(), str(error))
     except WorkFailed as error:
         return Receipt(effect, job, "failed", doors.now(), str(error), error.fatal, data=error.data)
@@ -272,6 +273,8 @@ def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[
             return machines.close(context)
         case act.MirrorCheckpoints():
             return machines.mirror(context)
+        case act.RenewStore():
+            return machines.renew_store(context)
         case act.CollectResults():
             return machines.collect(context, effect)
         case act.ListMirror():

@@ -33,18 +33,22 @@ from orchestrator import (
     ssh,
     sync,
 )
-from orchestrator.connections import CALL_S, Connections
+from orchestrator.connections import CALL_S
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.images import container_of
 from orchestrator.inherit import inherit
-from orchestrator.lineage import passed_over, resume_choice
-from orchestrator.mirror import DamagedCheckpoint, Manifest, listing
+from orchestrator.lineage import passed_over
+from orchestrator.mirror import DamagedCheckpoint, listing
 from orchestrator.mirror_run import bring
 from orchestrator.model import PLAIN_TASK, Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental
 from orchestrator.publish import discard, publish
+from orchestrator.result_plan import RESULTS, checkpoint_root, plan_of
 from orchestrator.retention import retain, thin
 from orchestrator.ssh_errors import SshError
 from orchestrator.ssh_files import write_private
+from orchestrator.store_machines import RUN_RECORD, StoreMachines
+from orchestrator.store_results import Uploaded, remote_items
+from orchestrator.store_side import mirror_place
 from orchestrator.transfers import Teller
 from orchestrator.verdict import CHECKPOINTED_EXIT
 from providers.base import Caps
@@ -57,17 +61,16 @@ log = structlog.get_logger()
 Outcomes = act.SetOutcome | act.SetTaskOutcome
 
 CLOSE_S = 45.0  # ending everything of a run: TERM, KILL, and proof
-RESULTS = "gpujob-results"  # folder beside the spec; never sent up with workdir
-RUN_RECORD = "gpujob-run.json"  # what the run had and was, beside its results
 LOG_TAIL_S = 15.0  # how long no byte of an ended run's log may arrive while some are still to come
 
 
-class Machines(Connections):
+class Machines(StoreMachines):
     """The work on all open machines."""
 
     def forget(self, job: Job, rentals: Iterable[Rental]) -> None:
         """A job is over: its secrets and keys are removed from this computer, and its copy of the code."""
         secrets.forget(self._home, job.id)
+        self._stores.forget(job.id)
         for folder in (self._home.job(job.id) / "code", *(self._home.rental(rental.id) for rental in rentals)):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,6 +93,7 @@ class Machines(Connections):
         """Order the run of (task, n), once ever."""
         rental, run, spec, job = _rental(context), _run(context), context.spec, context.job
         resume = run.resume_name
+        given = self.renew_store(context) if mirror_place(spec) else {}
         folder = spec.checkpoint is not None and spec.checkpoint.resume == "folder"
         checkpoint = spec.checkpoint
         answer = self._ask(
@@ -115,7 +119,7 @@ class Machines(Connections):
             },
             **container_of(spec, rental.offer),
         )
-        return {"already": answer.get("already", False)}
+        return {"already": answer.get("already", False), **given}
 
     def signal(self, context: Context, effect: act.SendSignal) -> Mapping[str, Any]:
         """The job's own signal, and its grace."""
@@ -206,6 +210,8 @@ class Machines(Connections):
         """The checkpoint that the run was sealed to resume from."""
         run, job = _run(context), context.job
         found = [m for m in listing(self._home, job.id, run.task).manifests if m.hash == run.resume_hash]
+        if not found and self._fetch_resume(context, connection, remote, teller):
+            return
         if not found:
             words = f"checkpoint {run.resume_name} is not whole in the mirror any more"
             raise WorkFailed(words, data={"damaged": run.resume_hash})
@@ -225,9 +231,13 @@ class Machines(Connections):
     # --- during and after the run -------------------------------------------------------------------------------------
 
     def mirror(self, context: Context) -> Mapping[str, Any]:
-        """Make the newest complete checkpoints of a run durable here, manifest last; prune what retention allows."""
+        """Make the newest complete checkpoints of a run durable, manifest last; prune what retention allows."""
         rental, run, job = _rental(context), _run(context), context.job
         connection = self._connection(rental)
+        store = self._stores.mirror_of(context.spec, job, run.task)
+        done = self._mirror_in_store(context, connection, store) if store is not None else None
+        if done is not None:
+            return done
         spec = context.spec.checkpoint
         keep = spec.keep if spec is not None else 3
         status = connection.agent("status", {"nonce": rental.nonce}, CALL_S)
@@ -287,9 +297,17 @@ class Machines(Connections):
         over = passed_over(found.manifests)
         words = [f"{m.name} of run {m.n} is not resumed from: {why}" for m, why in over]
         words += [f"{broken.path.name} was set aside: {broken.why}" for broken in found.broken]
+        manifests, broken_hashes = found.manifests, set()
+        store = self._stores.mirror_of(context.spec, context.job, task)
+        if store is not None:
+            self._take_over(context.job, store)
+            listed, more = self._stores.listing(store)
+            manifests, words = (*manifests, *listed.manifests), [*words, *more]
+            over = passed_over(manifests)
+            broken_hashes = {each.hash for each in listed.broken if each.hash}
         return {
-            "rows": [self._row(m) for m in found.manifests],
-            "passed_over": {m.hash for m, _ in over},
+            "rows": [self._row(m) for m in manifests],
+            "passed_over": {m.hash for m, _ in over} | broken_hashes,
             "words": words,
             "began": began,
         }
@@ -300,20 +318,8 @@ class Machines(Connections):
         for task in dict.fromkeys(row.task for row in rows):
             mine = (row.hash for row in rows if row.task == task)
             found += [self._row(m) for m in inherit(self._home, old.id, new.id, task, mine)]
+        self._remember_stored(old, new, rows)
         return found
-
-    def _row(self, manifest: Manifest) -> CheckpointRow:
-        return CheckpointRow(
-            job=manifest.job,
-            task=manifest.task,
-            n=manifest.n,
-            name=manifest.name,
-            step=manifest.step,
-            hash=manifest.hash,
-            bytes=manifest.bytes,
-            parent=manifest.parent or "",
-            verified_at=self._clock.utc(),
-        )
 
     def collect(self, context: Context, effect: act.CollectResults) -> Mapping[str, Any]:
         """Bring results home: bit by bit during the run; verified, recorded and published at its end."""
@@ -322,6 +328,16 @@ class Machines(Connections):
         folders = self._ask(rental, "prepare", job=job.id)
         many = run.task != PLAIN_TASK
         plan = plan_of(context.spec, job, run, f"{folders['out_root']}/{run.key}", many)
+        remote = remote_items(context.spec, job, run)
+        sent = Uploaded()
+        if remote and effect.final:
+            sent, here = self._upload_results(context, connection, remote, plan.out, effect.success)
+            second = Path(job.base_dir) / RESULTS / job.name
+            plan = replace(plan, items=(*plan.items, *(artifacts.Item(each.path, second, each.when) for each in here)))
+        if remote and not plan.items:
+            if not effect.final:
+                return {"rate": None, "bytes_left": 0}
+            return self._stored_results(sent, self._record(context, connection), many)
         began = time.monotonic()
         # a list of packages takes as long as most transfers
         with Teller(self._post, rental.id, run.key) as teller, ThreadPoolExecutor(1, "record") as beside:
@@ -341,7 +357,7 @@ class Machines(Connections):
         found = replace(found, pieces=(*found.pieces, *cut_off))
         published = publish(
             self._home, job=job.id, task=run.task, n=run.n, plan=plan, results=found, success=effect.success,
-            checkpoint=resume_choice(listing(self._home, job.id, run.task).manifests),
+            checkpoint=self._newest_checkpoint(context) if not plan.items else None,
         )  # fmt: skip
         write_private(published.path / RUN_RECORD, json.dumps(record, indent=1, default=str).encode() + b"\n")
         (published.path / RUN_RECORD).chmod(0o644)  # the user's own file, as the other results are
@@ -350,7 +366,7 @@ class Machines(Connections):
         if found.lost:  # what there was is home all the same
             raise WorkFailed(found.lost, Reason.FAILED)
         words = [f"{path} is not brought home: {size} bytes are over the limit" for path, size in found.left]
-        words += [*found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
+        words += [*sent.words, *found.refused, *(f"earlier results moved to {aside}" for _, aside in published.moved)]
         moved = [(str(dest), str(aside)) for dest, aside in published.moved]
         return {
             "environment": record,
@@ -411,29 +427,6 @@ def stages(spec: JobSpec, job: Job, *, smoked: bool) -> list[dict[str, str]]:
     if spec.smoke and not smoked:
         found.append({"name": "smoke", "script": spec.smoke})
     return [*found, {"name": "run", "script": spec.run}]
-
-
-def plan_of(spec: JobSpec, job: Job, run: Assignment, out: str, many: bool = False) -> artifacts.ArtifactPlan:
-    """What comes home and where: the spec's `artifacts`, or everything into gpujob-results/NAME beside the spec."""
-    base = Path(job.base_dir)
-    default = Path(job.results_dir) if job.results_dir else base / RESULTS / job.name
-    own = run.task if many else ""  # each of many tasks has its own folder below the job's
-    listed = spec.artifacts if isinstance(spec.artifacts, tuple) else ()
-    items = []
-    for artifact in listed:
-        to = artifact.to or f"./{RESULTS}"
-        for name, value in (("{job}", job.name), ("{leg}", run.task), ("{attempt}", str(run.n))):
-            to = to.replace(name, value)
-        items.append(artifacts.Item(artifact.path, base / Path(to).expanduser() / job.name / own, artifact.when))
-    return artifacts.ArtifactPlan(out, default / own, tuple(items))
-
-
-def checkpoint_root(spec: JobSpec, ckpt_root: str, run: str) -> str:
-    """Where a run's checkpoints lie on the machine."""
-    path = spec.checkpoint.path if spec.checkpoint is not None else "."
-    if path.startswith("/"):
-        return path
-    return f"{ckpt_root}/{run}" if path == "." else f"{ckpt_root}/{run}/{path}"
 
 
 def _rate(sent: int, began: float) -> float | None:

@@ -381,6 +381,7 @@ class Facts:
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
     exhausted: bool = False  # a search has drawn every combination that there is
     machines_left: int | None = None  # machines that may still be rented by the config's limit, None: no limit
+    store_until: Mapping[str, float] = field(default_factory=dict)  # "<rental>/<run>" -> when its access is renewed
     limits_left: Decimal | None = None  # what the config's limits still allow, None: no limit
     cut_off: bool = False  # no target and no provider answers: we are the ones cut off
     brake: bool = False  # too many losses at once: no absence, orphan or unreachable decision
@@ -418,6 +419,7 @@ class Policy:
     wait_s: float
     hold_s: float
     serve: bool = False
+    store: bool = False  # checkpoints are mirrored to an object store, by the machine itself
     results: bool = True  # artifacts: none turns it off
     results_on: frozenset[str] = frozenset({"success", "failure"})
     unreachable_after_s: float = 1200.0  # 20 min: a reboot or a network's bad quarter of an hour is no loss

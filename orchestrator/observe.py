@@ -148,6 +148,9 @@ class Observer:
             running_since=self._of_runs(rentals, assignments, "running_since"),
             steps_seen=self._of_runs(rentals, assignments, "steps"),
             checkpoints_left=frozenset(left),
+            store_until={
+                f"{r.rental.id}/{run}": at for r in rentals for run, at in self.of(r.rental.id).store_until.items()
+            },
             limits_left=limits_left,
             machines_left=machines,
             exhausted=memory.exhausted,

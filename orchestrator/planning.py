@@ -264,6 +264,8 @@ def needs_awake(spec: JobSpec, policy: Policy) -> tuple[Need, ...]:
         places = [each.to for each in spec.artifacts or () if not isinstance(each, str)]
         if not places or any(not (place and is_remote(place)) for place in places):
             needs.append(Need("results", "without an object store they come home to this computer only"))
+        else:
+            needs.append(Need("results", "the machine uploads them at its end, by URLs that are signed here then"))
     return tuple(needs)
 
 

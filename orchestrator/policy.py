@@ -156,6 +156,7 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         every_s=float(spec.checkpoint.every.seconds) if spec.checkpoint and spec.checkpoint.every else 0.0,
         hold_s=float(spec.hold_on_failure.seconds),
         serve=spec.workload == "serve",
+        store=stored(spec),
         results=bool(when),
         results_on=when,
         vram_gb=memory.need if memory is not None else 0.0,
@@ -165,6 +166,13 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         currency=job.currency,
         crew=crew_of(spec),
     )
+
+
+def stored(spec: JobSpec) -> bool:
+    """Whether checkpoints are mirrored to an object store."""
+    from jobspecs.rules import is_remote
+
+    return bool(spec.checkpoint is not None and spec.checkpoint.mirror and is_remote(spec.checkpoint.mirror))
 
 
 def _results_on(spec: JobSpec) -> frozenset[str]:

@@ -197,6 +197,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             seen.prepared.add(run)
         case act.SendOrder():
             loop.store.ordered(job, action.task, action.n, receipt.at)
+            if "store_until" in data:
+                seen.store_until[run] = data["store_until"]
         case act.SendSignal():
             known = seen.machine.runs.get(run)
             if known is not None:
@@ -214,8 +216,12 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
                 loop.store.checkpoint_pruned(job, row.task, row.n, row.hash, receipt.at)
             for words in data.get("words", ()):
                 loop.store.add_journal(receipt.at, "checkpoint-refused", words, job=job, rental=action.rental)
+            if "store_until" in data:
+                seen.store_until[run] = data["store_until"]
             seen.mirrored |= data["mirrored"]
             seen.bytes_per_s = data.get("rate") or seen.bytes_per_s
+        case act.RenewStore():
+            seen.store_until[run] = data["store_until"]
         case act.CollectResults():
             seen.collected_at = receipt.at
             seen.bytes_per_s = data.get("rate") or seen.bytes_per_s

@@ -29,6 +29,7 @@ class Sightings:
     mirrored: set[tuple[str, str, int, float]] = field(default_factory=set)  # run, name, bytes, mtime
     running_since: dict[str, float] = field(default_factory=dict)  # run -> when its program was first seen running
     steps: dict[str, tuple[float, float]] = field(default_factory=dict)  # run -> first and furthest step of its log
+    store_until: dict[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when its access is to be renewed
     watched: bool = False  # live: a connection to it is kept or tried
     absent_since_boot: float | None = None
     collected_at: float = 0.0  # when results were last brought home during the run

@@ -17,6 +17,7 @@ from orchestrator.actions import (
     MirrorCheckpoints,
     Prepare,
     Release,
+    RenewStore,
     SendClose,
     SendOrder,
     SendSignal,
@@ -278,6 +279,7 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
         if not signalled or seconds <= 0:
             draft.do(SendSignal(row.id, assignment.task, assignment.n, why, seconds), f"stop: {why}")
         draft.wake(draft.now + 1.0)
+    _keep_access(draft, rental, assignment)
     if assignment.key in facts.checkpoints_left:
         draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n))
     elif why is None and draft.policy.results and stage == "run":
@@ -285,6 +287,17 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
         draft.wake(due)
         if draft.now >= due:
             draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False))
+
+
+def _keep_access(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
+    """The machine mirrors by itself: renew what lets it, long before that ends, and once after our own start."""
+    if not draft.policy.store:
+        return
+    until = draft.facts.store_until.get(f"{rental.rental.id}/{assignment.key}", 0.0)
+    if draft.now >= until:
+        draft.do(RenewStore(rental.rental.id, assignment.task, assignment.n), "its access to the store")
+    else:
+        draft.wake(until)
 
 
 def _stop_unreachable(draft: Draft, task: str, why: SignalWhy | None) -> None:

@@ -19,6 +19,7 @@ from orchestrator.agent.layout import CONTROL, HOME, STAGES, Refusal, control
 from orchestrator.agent.preflight import preflight_command
 from orchestrator.agent.processes import supervisor_pid, wake_supervisor
 from orchestrator.agent.runs import CLOSE_S, Run, all_runs, end_run, job_folder, request_signal
+from orchestrator.agent.upload import forget_access
 
 
 def arm_command(ask: dict[str, Any]) -> dict[str, Any]:
@@ -225,6 +226,7 @@ def close_key(run: Run) -> None:
     os.makedirs(run.folder, mode=0o700, exist_ok=True)
     if not run.closed:
         replace(run.path("closed"), b"")
+    forget_access(run)
 
 
 def wipe_command(ask: dict[str, Any]) -> dict[str, Any]:

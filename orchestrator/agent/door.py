@@ -25,6 +25,8 @@ from orchestrator.agent.preflight import preflight_command
 from orchestrator.agent.status import status_command
 from orchestrator.agent.stream import follow
 from orchestrator.agent.supervisor import supervise
+from orchestrator.agent.transfer import move, store_command, transfer_command
+from orchestrator.agent.upload import mirror_run
 from orchestrator.agent.wrapper import wrap
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "fetched": fetched_command,
     "room": room_command,
     "wipe": wipe_command,
+    "store": store_command,
+    "transfer": transfer_command,
 }
 WITHOUT_INPUT = ("start", "status")
 
@@ -79,6 +83,10 @@ def main(argv: list[str]) -> int:
         return wrap(argv[2])
     if name == "_fetch":
         return fetch_main(argv[2])
+    if name == "_mirror":
+        return mirror_run(argv[2])
+    if name == "_transfer":
+        return move(argv[2], argv[3])
     try:
         if name != "follow" and name not in COMMANDS:
             raise Refusal("invalid", "there is no command %r; protocol %d" % (name, PROTOCOL))

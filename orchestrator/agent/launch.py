@@ -50,9 +50,9 @@ def start_in_tmux(run: Run, argv: list[str]) -> bool:
     return done.returncode == 0
 
 
-def spawn_detached(argv: list[str]) -> None:
+def spawn_detached(argv: list[str]) -> subprocess.Popen[bytes]:
     with open(control("agent.log"), "ab") as log:
-        subprocess.Popen(
+        return subprocess.Popen(
             argv,
             cwd="/",
             env={**os.environ, "GPUJOB_MACHINE": machine_mark()},

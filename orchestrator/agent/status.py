@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.agent.checkpoints import checkpoints_of
 from orchestrator.agent.deadman import current_notice
 from orchestrator.agent.ends import Deadline, boot_id, uptime
-from orchestrator.agent.files import list_names, read_text, size_of, to_json
+from orchestrator.agent.files import list_names, read_json, read_text, size_of, to_json
 from orchestrator.agent.launch import own_version
 from orchestrator.agent.layout import CONTROL, PROTOCOL, control
 from orchestrator.agent.machine import disk
@@ -32,6 +32,9 @@ def run_status(run: Run) -> dict[str, Any]:
         "logs": {name: size_of(run.log_path(name)) for name in run.logs()},
         "checkpoints": checkpoints_of(run),
     }
+    mirror = read_json(run.path("mirror.json"))
+    if mirror is not None:
+        answer["mirror"] = mirror
     if ended:
         answer.update((key, ended[key]) for key in ("lost", "rebooted", "detail") if key in ended)
     return answer

@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LAUNCH_AGAIN_S = 5.0  # a wrapper that has not claimed its run by then is started again
 LAUNCHES = 5
+MIRROR_AGAIN_S = 2.0  # a mirror that ended is started again after this, while its access file is there
 
 
 class Supervisor:
@@ -39,6 +41,7 @@ class Supervisor:
         self.scans: dict[str, tuple[CheckpointScan, float]] = {}  # and the boottime of the next look
         self.known: dict[str, list[dict[str, Any]]] = {}
         self.launches: dict[str, tuple[int, float]] = {}  # times, boottime of the last
+        self.mirrors: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # and when the next may be started
         self.stopping = False
 
     def main(self) -> None:
@@ -54,9 +57,12 @@ class Supervisor:
         record_event("agent", pid=os.getpid(), version=own_version(), protocol=PROTOCOL)
         sampler = Sampler()
         while not self.stopping:
-            live = [run for run in all_runs() if run.key not in self.done]
+            runs = all_runs()
+            live = [run for run in runs if run.key not in self.done]
             for run in live:
                 self.try_duty(self.tend, run)
+            for run in runs:
+                self.try_duty(self.keep_mirroring, run)
             self.try_duty(sampler.tick, live)
             select.select([wake_read], [], [], 0.25 if live or sampler.waiting else 1.0)
             with contextlib.suppress(BlockingIOError):
@@ -115,6 +121,17 @@ class Supervisor:
             self.compare(run, scan.look(), final=False)
             # A huge folder may cost a twentieth of a core, not more
             self.scans[run.key] = (scan, uptime() + max(SCAN_S, 20 * (uptime() - began)))
+
+    def keep_mirroring(self, run: Run) -> None:
+        """Where the run has an access to a store, its mirror runs: also after its end, for what it saved last."""
+        if run.order is None or run.closed or not os.path.exists(run.path("store.json")):
+            return
+        process, due = self.mirrors.get(run.key, (None, 0.0))
+        if process is not None and process.poll() is None:
+            return
+        if uptime() >= due:
+            argv = [sys.executable or "python3", os.path.abspath(__file__), "_mirror", run.key]
+            self.mirrors[run.key] = (spawn_detached(argv), uptime() + MIRROR_AGAIN_S)
 
     def compare(self, run: Run, found: list[dict[str, Any]], final: bool) -> None:
         """Keep the look for `status`, and tell of each checkpoint that became complete."""

@@ -18,6 +18,7 @@ from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.output import print_json
 from orchestrator.cli.quotes import configured, quotes
+from orchestrator.cli.stores import StoreUse, check, with_default_mirror
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Prepared:
     tasks: tuple[Wanted, ...] = ()  # of a sweep, a batch, replicas
     nothing: tuple[tuple[str, int], ...] = ()  # where nobody offers anything: key of the spec -> offers that it removes
     data: Mapping[str, Manifest] = field(default_factory=dict)  # path on the machine -> what lands there
+    stores: tuple[StoreUse, ...] = ()
     bigger: Offer | None = None  # where every card asked for is too small: the cheapest machine that holds the model
 
     @property
@@ -90,7 +92,7 @@ def load_specs(args: argparse.Namespace, config: Config) -> list[specs.Loaded]:
     loaded = specs.load_all(files, changes, config.defaults)
     specs.refuse_unserved(loaded)
     specs.refuse_unknown_targets(loaded, config.notify)
-    return loaded
+    return with_default_mirror(loaded, config)
 
 
 def show(prepared: list[Prepared], output: str) -> None:
@@ -119,6 +121,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
 
     spec = loaded.spec
     data = manifests_of(home, spec, loaded.base_dir) if spec.data else {}
+    stores = check(home, config, spec)
     names, ask = provider_names(spec, config), ask_of(spec, sum(each.bytes for each in data.values()))
     document = to_document(spec)
     tasks = tasks_for(spec, loaded.base_dir)
@@ -145,6 +148,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         plan=plan,
         data=data,
         nothing=_nothing(home, config, plan, ask),
+        stores=stores,
         bigger=_bigger(home, config, plan),
     )
 
@@ -243,9 +247,14 @@ def known(home: Home, name: str) -> tuple[dict[str, str], History]:
 
 def results_dir_of(spec: JobSpec, base_dir: Path) -> str:
     """Where results come home: `<to>/NAME`, by default below the spec's folder; empty for `artifacts: none`."""
+    from jobspecs.rules import is_remote
+    from orchestrator.objects.layout import filled
+
     if spec.artifacts == "none":
         return ""
     places = [each.to for each in spec.artifacts or () if each.to]
+    if places and is_remote(places[0]):
+        return f"{filled(places[0], spec.name, 't0', '1').rstrip('/')}/{spec.name}"
     folder = Path(places[0].replace("{job}", spec.name)) if places else Path(RESULTS)
     return str((base_dir / folder.expanduser() / spec.name).resolve())
 
@@ -254,13 +263,17 @@ def freeze(home: Home, spec: JobSpec, base_dir: Path) -> Snapshot | None:
     """The snapshot of the workdir; the folders of results are never part of it."""
     if spec.workdir is None:
         return None
+    from jobspecs.rules import is_remote
     from orchestrator.snapshot import take
 
     large = "large-workdir" in spec.allow
     if not isinstance(spec.workdir, str):
         return _freeze_commit(home, spec, spec.workdir, base_dir)
     artifacts = spec.artifacts if isinstance(spec.artifacts, tuple) else ()
-    exclude = [base_dir / RESULTS, *(base_dir / Path(each.to).expanduser() for each in artifacts if each.to)]
+    exclude = [
+        base_dir / RESULTS,
+        *(base_dir / Path(each.to).expanduser() for each in artifacts if each.to and not is_remote(each.to)),
+    ]
     folder = base_dir / Path(spec.workdir).expanduser()
     outside = [path for path in exclude if path.resolve() != folder.resolve()]
     return take(folder, home, exclude=outside, allow_large=large)

@@ -98,6 +98,10 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
         "machine_end_s": plan.machine_end_s,
         "timers": [{"timer": each.name, "binds": each.binds, "why": each.why} for each in plan.timers],
         "needs_awake": [{"what": each.what, "why": each.why} for each in plan.needs_awake],
+        "stores": [
+            {"place": each.place, "url": each.url, "for": each.what, "access": each.kind, "warnings": each.warnings}
+            for each in prepared.stores
+        ],
         "resumable": prepared.spec.resumable,
         "results": prepared.results_dir or None,
         "spec_hash": prepared.spec_hash,

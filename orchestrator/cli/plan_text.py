@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.output import local_time, money, size, span, table
 from orchestrator.cli.phases import saving_words
 from orchestrator.cli.plan_json import warnings_of
+from orchestrator.cli.stores import lines as store_lines
 from orchestrator.comparison import billing_mode, removed, spot_choice
 from orchestrator.pace import net_at, steers_nothing
 
@@ -24,7 +25,7 @@ LEFT_OUT_SHOWN = 8
 LEFT_OUT_NAMED = 3
 STAGE_FROM = 20 * 1000**3  # bytes from which data is better put into an object store first
 CURES = (
-    "an object store: `checkpoint.mirror` and `artifacts.to` (not served by this version yet)",
+    "an object store: `stores` in the config, then `checkpoint.mirror` and `artifacts.to`",
     "a controller on an always-on host: run gpujob there (`gpujob controller run`)",
 )
 
@@ -56,6 +57,7 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
         yield ""
         yield from _awake(plan, spec)
     yield ""
+    yield from store_lines(prepared.stores)
     yield f"results    {prepared.results_dir or 'none are brought home (artifacts: none)'}"
     yield from _snapshot(prepared)
     yield from _data(prepared)

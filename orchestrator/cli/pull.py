@@ -95,6 +95,11 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _from_results(home: Home, view: View, glob: str, dest: Path) -> None:
     """From the published results, or what had arrived of a run that is over."""
+    if "://" in view.job.results_dir and any(run.results_at is not None for run in view.runs):
+        from orchestrator.cli.pull_store import from_store
+
+        from_store(home, view.job.name, view.job.results_dir, lambda name: wanted(name, glob), dest)
+        return
     source, published = _source(home, view)
     if source is None:
         words = view.words

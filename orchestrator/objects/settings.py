@@ -8,6 +8,7 @@
         role_arn: arn:aws:iam::123456789012:role/gpujob-machine      what machines get a short-lived part of
         scoped_key: true                     machines get this key itself: only for one that can do nothing else
         profile: work                        a profile of ~/.aws instead of a key
+        bandwidth: 100MB                     bytes a second that one machine sends at most; left out: no limit
 
 Rules: a key never stands in the config. It is looked up as STORE_ACCESS_KEY_ID and STORE_SECRET_ACCESS_KEY (the store's
 name in capitals, `-` as `_`), then AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: environment, keyring, private file;
@@ -28,7 +29,7 @@ from orchestrator.objects.errors import StoreDenied, StoreRefused
 if TYPE_CHECKING:
     from orchestrator.home import Home
 
-KEYS = ("url", "endpoint", "region", "role_arn", "scoped_key", "profile")
+KEYS = ("url", "endpoint", "region", "role_arn", "scoped_key", "profile", "bandwidth")
 NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?!/)(.*)\Z")
 SECRET_PARTS = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
 
@@ -44,6 +45,14 @@ class StoreSettings:
     role_arn: str = ""
     scoped_key: bool = False
     profile: str = ""
+    bandwidth: str = ""
+
+    @property
+    def bandwidth_bytes(self) -> int:
+        """Bytes a second of one machine at most; 0: no limit. Raises Refusal for what is no size."""
+        from jobspecs.units import parse_size
+
+        return parse_size(self.bandwidth).bytes if self.bandwidth else 0
 
     @property
     def bucket(self) -> str:

@@ -5,8 +5,8 @@
 
 Faults: "500", "412", "skew" (403 RequestTimeTooSkewed with a Date header), "cut" (half of the request's body is taken,
 then the connection is reset), "cut-answer" (half of the answer is given), "alter" (one byte of the answer is another
-one), "lose" (200 without asking the server). `number` counts this method's requests from 1. Host headers pass
-unchanged, so signatures hold.
+one), "lose" (200 without asking the server), "hold" (nothing happens until `release` is set). `number` counts this
+method's requests from 1. Host headers pass unchanged, so signatures hold.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class FaultProxy:
         self.counts: Counter[str] = Counter()
         self.bytes_up = 0
         self.lock = threading.Lock()
+        self.release = threading.Event()
         proxy = self
 
         class Handler(_Handler):
@@ -48,6 +49,7 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
+        self.release.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -81,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
                 world.bytes_up += length // 2
             self._reset()
             return
+        if fault == "hold":
+            world.release.wait(60.0)
         body = self.rfile.read(length)
         with world.lock:
             world.bytes_up += len(body)

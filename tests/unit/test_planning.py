@@ -125,7 +125,8 @@ def test_what_needs_this_computer_awake() -> None:
         offer("1"), run='t "$GPUJOB_RESUME_FROM"', checkpoint={"mirror": "s3://b/c"},
         artifacts=[{"path": "*", "to": "s3://b/o"}],
     )  # fmt: skip
-    assert [need.what for need in stored.needs_awake] == ["relaunch after a loss"]
+    assert [need.what for need in stored.needs_awake] == ["relaunch after a loss", "results"]
+    assert "signed here" in stored.needs_awake[1].why
 
 
 def test_regions_of_another_provider_are_not_asked_here() -> None:

@@ -1,0 +1,205 @@
+"""Effects on machines that mirror to an object store: access given and renewed, mirrors followed, resumes fetched.
+
+The part of `machine.Machines` that looks into stores; `store_side.StoreSide` has the work itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobspecs.rules import is_remote
+from orchestrator.connections import CALL_S, Connections
+from orchestrator.execute import Context, WorkFailed
+from orchestrator.lineage import resume_choice
+from orchestrator.mirror import listing, parts_of
+from orchestrator.model import Assignment, CheckpointRow, Job, Rental
+from orchestrator.objects.checkpoints import StoreMirror, fetch
+from orchestrator.objects.errors import StoreError
+from orchestrator.objects.layout import Layout, filled
+from orchestrator.objects.places import Places
+from orchestrator.ssh_errors import AgentRefused
+from orchestrator.ssh_files import write_private
+from orchestrator.store_results import RemoteItem, Uploaded, upload
+from orchestrator.store_side import StoreSide, left_of, old_agent
+from orchestrator.transfers import Teller
+
+if TYPE_CHECKING:
+    from orchestrator.mirror import Manifest
+    from orchestrator.ssh import Connection
+
+
+RUN_RECORD = "gpujob-run.json"  # what the run had and was, beside its results
+TAKEN_OVER = "inherit-{}.json"  # in the job's folder: what is still to be taken over from an earlier job's mirror
+HOME_MAX = 2 * 10**9  # bytes of a checkpoint that is fetched beside the results; a larger one stays in the store
+
+
+class StoreMachines(Connections):
+    """Connections, and what passes between machines and stores."""
+
+    @cached_property
+    def _stores(self) -> StoreSide:
+        return StoreSide(Places(self._home), self._clock.utc)
+
+    def renew_store(self, context: Context) -> Mapping[str, Any]:
+        """Give a run what it may do in its store; nothing where its agent knows no stores."""
+        run = _run(context)
+        mirror = self._stores.mirror_of(context.spec, context.job, run.task)
+        if mirror is None:
+            return {"store_until": math.inf}
+        status = self._connection(_rental(context)).agent("status", {"nonce": _rental(context).nonce}, CALL_S)
+        told = status.get("runs", {}).get(run.key, {}).get("mirror")
+        try:
+            return {"store_until": self._stores.give(partial(self._ask, _rental(context)), context, mirror, told)}
+        except AgentRefused as error:
+            if not old_agent(error):
+                raise
+            return {"store_until": math.inf}
+
+    def _fetch_resume(self, context: Context, connection: Connection, remote: str, teller: Teller) -> bool:
+        """The same from the object store, straight to the machine; False when it is not there either."""
+        run = _run(context)
+        mirror = self._stores.mirror_of(context.spec, context.job, run.task)
+        if mirror is None:
+            return False
+        held = self._stores.listing(mirror)[0].checkpoints
+        found = next((each for each in held if each.manifest.hash == run.resume_hash), None)
+        if found is None:
+            return False
+        tell = teller.of(f"checkpoint {found.manifest.name}", found.manifest.bytes)
+        self._stores.bring_down(partial(self._ask, _rental(context)), connection, context, found, mirror, remote, tell)
+        return True
+
+    def _mirror_in_store(
+        self, context: Context, connection: Connection, mirror: StoreMirror
+    ) -> Mapping[str, Any] | None:
+        """What the machine has mirrored by itself, verified in the store. None: this computer is to be the mirror,
+        because the store refuses what a run that is over has saved, or because its agent knows no stores."""
+        run = _run(context)
+        ask = partial(self._ask, _rental(context))
+        with Teller(self._post, _rental(context).id, run.key) as teller:
+            try:
+                told, given = self._stores.follow(
+                    ask, connection, context, mirror, lambda name: teller.of(f"checkpoint {name} to the store")
+                )
+            except AgentRefused as error:
+                if old_agent(error):
+                    return None
+                raise
+        listed, words = self._stores.listing(mirror)
+        mine = [each for each in listed.checkpoints if each.manifest.n == run.n]
+        marks = {each.mark for each in mine}
+        left = [(c["name"], c["bytes"], c["mtime"]) for c in left_of(told["complete"], {"done": ()}, context)]
+        earlier = [(c["name"], c["bytes"], c["mtime"]) for c in told["complete"]]
+        waiting = [mark for mark in left if mark not in marks]
+        if told.get("error") and told["dead"] and waiting and not given:
+            return None
+        protected = frozenset({run.resume_hash} if run.resume_hash else ())
+        keep = context.spec.checkpoint.keep if context.spec.checkpoint is not None else 3
+        over = frozenset(n for n in {each.manifest.n for each in listed.checkpoints} if 0 < n < run.n)
+        pruned = mirror.prune(listed, keep, protected, over) if not waiting else ()
+        done = {
+            "rows": [self._row(each.manifest) for each in mine],
+            "pruned": [self._row(manifest) for manifest in pruned],
+            "mirrored": {(run.key, *mark) for mark in earlier if mark not in waiting},
+            "words": words,
+            "rate": None,
+        }
+        if waiting and told.get("error"):
+            raise WorkFailed(f"the machine cannot mirror to {mirror.layout.mirror.url}: {told['error']}", data=done)
+        return done
+
+    def _upload_results(
+        self, context: Context, connection: Connection, items: tuple[RemoteItem, ...], out: str, success: bool
+    ) -> tuple[Uploaded, tuple[RemoteItem, ...]]:
+        """Results into their stores; what cannot be uploaded is for this computer, the second home, and said."""
+        ask = partial(self._ask, _rental(context))
+        with Teller(self._post, _rental(context).id, _run(context).key) as teller:
+            try:
+                sent = upload(self._stores, ask, connection, context, items, out, success, teller.of("results"))
+                return sent, ()
+            except (StoreError, WorkFailed, AgentRefused) as error:
+                words = f"results could not be uploaded, so they come to this computer: {error}"
+                return Uploaded(words=[words]), items
+
+    def _stored_results(self, sent: Uploaded, record: dict[str, Any], many: bool) -> Mapping[str, Any]:
+        """All results are in stores: the run's record goes beside them."""
+        for place, prefix in sent.places:
+            place.store.put(f"{prefix}/{RUN_RECORD}", json.dumps(record, indent=1, default=str).encode())
+        folder = sent.folders[0] if sent.folders else ""
+        shown = {"environment": record, "folder": folder, "rate": None, "words": sent.words, "moved": []}
+        return {**shown, "many": many}
+
+    def _newest_checkpoint(self, context: Context) -> Manifest | None:
+        """What the default results have beside OUT; one that lies in a store is fetched where it is small."""
+        found = resume_choice(listing(self._home, context.job.id, _run(context).task).manifests)
+        return self._checkpoint_home(context) or found
+
+    def _checkpoint_home(self, context: Context) -> Manifest | None:
+        """The newest checkpoint of the store among this computer's own, where it is small enough to be fetched."""
+        run, job = _run(context), context.job
+        mirror = self._stores.mirror_of(context.spec, job, run.task)
+        if mirror is None:
+            return None
+        held = self._stores.listing(mirror)[0].checkpoints
+        choice = resume_choice([each.manifest for each in held])
+        found = next((each for each in held if choice is not None and each.manifest.hash == choice.hash), None)
+        if found is None or found.manifest.bytes > HOME_MAX:
+            return None
+        fetch(mirror.store, found, parts_of(self._home.mirror(job.id, run.task), found.manifest))
+        return found.manifest
+
+    def _remember_stored(self, old: Job, new: Job, rows: tuple[CheckpointRow, ...]) -> None:
+        """Note which checkpoints of an earlier job are to be taken over: a store is not asked in the loop's thread."""
+        place = (old.spec.get("checkpoint") or {}).get("mirror") or ""
+        if not is_remote(place):
+            return
+        for task in {row.task for row in rows}:
+            hashes = [row.hash for row in rows if row.task == task]
+            wanted = {"job": old.id, "place": filled(place, old.name, task), "hashes": hashes}
+            write_private(self._taken_over(new.id, task), json.dumps(wanted).encode())
+
+    def _taken_over(self, job: str, task: str) -> Path:
+        return self._home.job(job) / TAKEN_OVER.format(task)
+
+    def _take_over(self, job: Job, mirror: StoreMirror) -> None:
+        """Write what was noted into the job's own mirror, as run 0; once."""
+        note = self._taken_over(job.id, mirror.layout.task)
+        try:
+            wanted = json.loads(note.read_bytes())
+        except FileNotFoundError:
+            return
+        opened = self._stores.places.of(wanted["place"])
+        if opened.settings.url.split("/")[2] == mirror.layout.mirror.settings.bucket:
+            earlier = StoreMirror(opened.store, Layout(opened.location, wanted["job"], mirror.layout.task))
+            mirror.inherit(earlier, frozenset(wanted["hashes"]))
+        note.unlink()
+
+    def _row(self, manifest: Manifest) -> CheckpointRow:
+        return CheckpointRow(
+            job=manifest.job,
+            task=manifest.task,
+            n=manifest.n,
+            name=manifest.name,
+            step=manifest.step,
+            hash=manifest.hash,
+            bytes=manifest.bytes,
+            parent=manifest.parent or "",
+            verified_at=self._clock.utc(),
+        )
+
+
+def _rental(context: Context) -> Rental:
+    if context.rental is None:
+        raise ValueError("this effect needs a rental")
+    return context.rental
+
+
+def _run(context: Context) -> Assignment:
+    if context.assignment is None:
+        raise ValueError("this effect needs a run")
+    return context.assignment

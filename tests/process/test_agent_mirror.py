@@ -1,0 +1,287 @@
+"""The agent mirrors checkpoints to a real S3 server by itself: through faults, after kills, only what changed; and the
+controller believes nothing but what the store holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_machine import JOB, Machine
+from fault_proxy import FaultProxy
+from s3_server import S3Server
+
+from orchestrator.objects.checkpoints import StoreMirror, fetch
+from orchestrator.objects.layout import Layout
+from orchestrator.objects.settings import Location
+from orchestrator.store_side import slots
+
+MB = 1 << 20
+SLEEP = "trap 'exit 0' TERM; sleep 600 & wait $!"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine(tmp_path / "home") as found:
+        yield found
+
+
+class Mirrored:
+    """A run that saves nothing by itself; the test writes its checkpoints and looks into the store."""
+
+    def __init__(self, machine: Machine, server: S3Server, prefix: str, endpoint: str = "", kind: str = "sts") -> None:
+        self.machine, self.server = machine, server
+        settings = server.settings(prefix=prefix, role=kind == "sts")
+        self.store = server.store(prefix=prefix, role=kind == "sts")
+        self.mirror = StoreMirror(self.store, Layout(Location(settings, prefix), JOB, "t0"))
+        self.kind, self.endpoint, self.keep, self.rate = kind, endpoint or server.endpoint, 3, 0
+        machine.do("prepare", job=JOB)
+
+    def give(self, **more: Any) -> None:
+        """The access file, as the controller makes it."""
+        root = self.mirror.layout.run(1)
+        access = self.store.access(root, 900, "test")
+        document = {
+            "base": f"{self.endpoint}/lab", "prefix": root, "kind": access.kind, "keys": dict(access.keys),
+            "until": access.until, "job": JOB, "task": "t0", "n": 1, "keep": self.keep, "parent": None,
+            "ordinal": 0, "rate": self.rate, **more,
+        }  # fmt: skip
+        if not access.keys and "slots" not in more:
+            found = slots(self.mirror, root, self.told(), 900)
+            there = self.server.endpoint
+            document["slots"] = (
+                json.loads(json.dumps(found).replace(there, self.endpoint)) if self.endpoint != there else found
+            )
+        self.machine.do("store", task="t0", n=1, store=document)
+
+    def order(self, script: str = SLEEP) -> None:
+        self.machine.do(
+            "order", job=JOB, task="t0", n=1, workspace="base", code="", env={}, signal="TERM", grace_s=5,
+            stages=[{"name": "run", "script": script}], checkpoint={"path": "", "pattern": "step_{n}*"},
+        )  # fmt: skip
+
+    @property
+    def folder(self) -> Path:
+        found = self.machine.job / "ckpt" / "t0.1"
+        found.mkdir(parents=True, exist_ok=True)
+        return found
+
+    def save(self, step: int, files: dict[str, bytes]) -> Path:
+        """A checkpoint folder that is complete at once."""
+        half = self.folder / f"tmp-{step}"
+        for name, data in files.items():
+            (half / name).parent.mkdir(parents=True, exist_ok=True)
+            (half / name).write_bytes(data)
+        (half / "COMPLETE").write_bytes(b"")
+        half.rename(self.folder / f"step_{step}")
+        return self.folder / f"step_{step}"
+
+    def told(self) -> dict[str, Any]:
+        run = self.machine.do("status")["runs"].get("t0.1", {})
+        found: dict[str, Any] = run.get("mirror") or {}
+        return found
+
+    def until(self, look: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = look()
+            if found:
+                return found
+            time.sleep(0.1)
+        raise AssertionError(
+            f"never: {what}: {self.told()}: {(self.machine.control / 'agent.log').read_text()[-2000:]}"
+        )
+
+    def done(self, *steps: int) -> list[int]:
+        """Wait until the agent says that these are mirrored."""
+        names = {f"step_{step}" for step in steps}
+        self.until(lambda: names <= {mark[0] for mark in self.told().get("done", ())}, f"{names} mirrored")
+        return self.steps()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that the controller believes."""
+        return [each.step for each in self.mirror.listing().manifests]
+
+
+def small() -> dict[str, bytes]:
+    return {f"small/{number}": os.urandom(100) for number in range(50)}
+
+
+def content(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {**files, "COMPLETE": b""}
+
+
+@pytest.mark.parametrize("kind", ["sts", "presigned"])
+def test_what_was_saved_comes_back_byte_for_byte_and_only_what_changed_is_sent(
+    machine: Machine, s3_server: S3Server, tmp_path: Path, kind: str
+) -> None:
+    run = Mirrored(machine, s3_server, f"whole-{kind}", kind=kind)
+    run.give()
+    run.order()
+    frozen = os.urandom(12 * MB)
+    first = {"frozen.bin": frozen, "head.bin": os.urandom(9 * MB), **small()}
+    run.save(10, first)
+    assert run.done(10) == [10]
+    sent = run.told()["sent"]
+    assert sum(map(len, first.values())) <= sent < sum(map(len, first.values())) + MB
+    run.save(20, {**first, "head.bin": os.urandom(9 * MB)})
+    assert run.done(20) == [10, 20]
+    again = run.told()["sent"] - sent
+    assert 9 * MB <= again < 10 * MB  # the frozen file went once
+    (newest,) = [each for each in run.mirror.listing().checkpoints if each.manifest.step == 10]
+    fetch(run.store, newest, tmp_path / "back")
+    for name, data in content(first).items():
+        assert (tmp_path / "back" / "step_10" / name).read_bytes() == data
+    keys = [each.key for each in run.store.list(run.mirror.layout.run(1))]
+    assert len([key for key in keys if "/m/" in key]) == 2
+    assert all(("/o/" in key or "/m/" in key) == (kind == "sts") for key in keys if "/m/" not in key)
+    machine.do("close", task="t0", n=1)
+    assert not (machine.control / "runs" / "t0.1" / "store.json").exists()  # what it could do is gone with the run
+
+
+def test_faults_of_the_way_cost_patience_and_less_than_a_chunk(
+    machine: Machine, s3_server: S3Server, fault_proxy: FaultProxy
+) -> None:
+    run = Mirrored(machine, s3_server, "faults", endpoint=fault_proxy.endpoint)
+    fault_proxy.skew_s = 0.0
+    kinds = {2: "500", 4: "cut", 6: "skew"}
+    fault_proxy.fault = lambda method, path, number: kinds.get(number)
+    run.give()
+    run.order()
+    data = os.urandom(64 * MB)
+    run.save(5, {"weights": data})
+    assert run.done(5) == [5]
+    chunk = 8 * MB
+    assert fault_proxy.counts["PUT"] == 8 + 3 + 1  # every fault was met, and nothing else was repeated
+    # what was sent beyond the data: the chunks that a fault hit, and nothing that had arrived
+    assert fault_proxy.bytes_up - len(data) <= 3 * chunk
+    assert run.told()["error"] == ""
+
+
+def test_a_mirror_that_is_killed_goes_on_where_it_stopped(
+    machine: Machine, s3_server: S3Server, fault_proxy: FaultProxy
+) -> None:
+    run = Mirrored(machine, s3_server, "killed", endpoint=fault_proxy.endpoint)
+    fault_proxy.fault = lambda method, path, number: "hold" if number > 3 else None
+    run.give()
+    run.order()
+    data = os.urandom(48 * MB)
+    run.save(5, {"weights": data})
+    root = run.mirror.layout.run(1)
+    ledger = machine.control / "runs" / "t0.1" / "mirror.log"
+    run.until(lambda: ledger.exists() and ledger.read_text().count('"sha256"') == 3, "a half of it is there")
+    assert len(run.store.list(root)) == 3
+    pids = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_mirror(pid, machine)]
+    assert len(pids) == 1
+    os.kill(pids[0], signal.SIGKILL)
+    assert run.steps() == []  # without its manifest it does not exist
+    fault_proxy.fault = lambda method, path, number: None
+    before = fault_proxy.counts["PUT"]
+    assert run.done(5) == [5]
+    assert fault_proxy.counts["PUT"] - before == 3 + 1  # the other half and the manifest
+
+
+def is_mirror(pid: str, machine: Machine) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"\0_mirror\0" in words and str(machine.control).encode() in words
+
+
+def test_the_end_of_a_run_waits_for_nothing_and_its_last_checkpoint_still_goes(
+    machine: Machine, s3_server: S3Server
+) -> None:
+    run = Mirrored(machine, s3_server, "ended")
+    run.give()
+    run.order('echo last > "$GPUJOB_CKPT/step_7"')
+    run.until(lambda: machine.do("status")["runs"]["t0.1"]["dead"], "the run ends")
+    assert run.done(7) == [7]
+    gone = machine.control / "runs" / "t0.1" / "store.json"
+    run.until(lambda: not gone.exists(), "the access is removed once all is there")
+
+
+def test_keys_that_end_and_slots_that_run_out_are_told_and_renewed(machine: Machine, s3_server: S3Server) -> None:
+    run = Mirrored(machine, s3_server, "renewed", kind="presigned")
+    given = slots(run.mirror, run.mirror.layout.run(1), {}, 900)
+    run.give(slots={**given, "objects": given["objects"][:1]})
+    run.order()
+    run.save(1, {"a": os.urandom(9 * MB), "b": os.urandom(9 * MB)})
+    run.until(lambda: "no presigned slot is left" in run.told().get("error", ""), "it says that slots are missing")
+    run.give()
+    assert run.done(1) == [1]
+    numbers = [each.key[-6:] for each in run.store.list(f"{run.mirror.layout.run(1)}/s/")]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_what_a_store_does_not_hold_is_not_believed(machine: Machine, s3_server: S3Server, tmp_path: Path) -> None:
+    run = Mirrored(machine, s3_server, "doubt")
+    run.give()
+    run.order()
+    for step in (1, 2, 3, 4):
+        run.save(step, {"w": os.urandom(5 * MB)})
+        run.done(step)
+    by_step = {each.manifest.step: each for each in run.mirror.listing().checkpoints}
+    owner = s3_server.store()
+    truncated, altered, lost = (by_step[step].objects[0] for step in (4, 3, 2))
+    owner.put(truncated.key, owner.get(truncated.key)[:-1])
+    owner.put(altered.key, bytes([owner.get(altered.key)[0] ^ 1]) + owner.get(altered.key)[1:])
+    owner.delete([lost.key])
+    found = run.mirror.listing()
+    assert [each.step for each in found.manifests] == [1]
+    why = {each.key.rpartition("/")[2][:12].lstrip("0"): each.why for each in found.broken}
+    assert "bytes instead of" in why["4"]
+    assert "other bytes" in why["3"]
+    assert "is missing" in why["2"]
+
+
+def test_manifests_of_strangers_are_not_believed(machine: Machine, s3_server: S3Server) -> None:
+    run = Mirrored(machine, s3_server, "strangers")
+    run.give()
+    run.order()
+    run.save(1, {"w": b"weights"})
+    run.done(1)
+    (good,) = run.mirror.listing().checkpoints
+    shown = json.loads(run.store.get(good.key))
+    owner, root = s3_server.store(), run.mirror.layout.run(1)
+    for number, change in enumerate(
+        (
+            {"n": 2},
+            {"job": "other"},
+            {"root": "elsewhere"},
+            {"files": [{**shown["files"][0], "path": "step_1/../../etc/passwd"}, *shown["files"][1:]]},
+            {"files": [*shown["files"], {"path": "step_1/out", "link": "../../.ssh/id"}]},
+            {"objects": [{**shown["objects"][0], "key": "../t0.2/o/" + "0" * 64}]},
+            {"step": -4},
+        )
+    ):
+        owner.put(f"{root}/m/bad{number}", json.dumps({**shown, **change}).encode())
+    owner.put(f"{root}/m/bad-json", b"{")
+    found = run.mirror.listing()
+    assert [each.key for each in found.checkpoints] == [good.key]
+    assert len(found.broken) == 8
+
+
+def test_retention_keeps_what_is_needed_and_a_pruned_ones_shared_objects(machine: Machine, s3_server: S3Server) -> None:
+    run = Mirrored(machine, s3_server, "pruned")
+    run.give()
+    run.order()
+    shared = os.urandom(9 * MB)
+    for step in (1, 2, 3):
+        run.save(step, {"shared": shared, "own": os.urandom(5 * MB)})
+        run.done(step)
+    listed = run.mirror.listing()
+    objects = {each.manifest.step: {ref.key for ref in each.objects} for each in listed.checkpoints}
+    assert objects[1] & objects[3]
+    removed = run.mirror.prune(listed, 1, frozenset({listed.manifests[1].hash}))
+    assert [each.step for each in removed] == [1]
+    assert run.steps() == [2, 3]
+    there = {each.key for each in run.store.list(run.mirror.layout.run(1))}
+    assert not (objects[1] - objects[2] - objects[3]) & there
+    run.save(4, {"shared": shared, "own": os.urandom(5 * MB)})
+    assert run.done(4) == [2, 3, 4]  # what it did not send again was not removed meanwhile
