@@ -25,7 +25,15 @@ from orchestrator.cli.output import (
     table,
     utc_z,
 )
-from orchestrator.cli.phases import billing_lines, phase_seconds, saving_words, spent_of, stage_seconds, steps_of
+from orchestrator.cli.phases import (
+    billing_lines,
+    kept_lines,
+    phase_seconds,
+    saving_words,
+    spent_of,
+    stage_seconds,
+    steps_of,
+)
 from orchestrator.cli.reading import View, is_play, open_view
 from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, notice_words, vitals_of
 from orchestrator.cli.vitals import as_json as vitals_json
@@ -101,7 +109,7 @@ def text(home: Home, view: View) -> Iterator[str]:
             where = f" {entry.rental}" if entry.rental else ""
             yield cut(f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}", WIDTH)
     yield ""
-    yield from billing_lines(view) or ["nothing is billing"]
+    yield from billing_lines(view) or kept_lines(home, view) or ["nothing is billing"]
 
 
 def _health(home: Home, view: View) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cli import own_hosts
 from orchestrator.cli.output import money, span
 from orchestrator.cli.reading import View, is_play
 from orchestrator.home import Home
@@ -122,6 +123,12 @@ def billing_lines(view: View) -> list[str]:
     ]
 
 
+def kept_lines(home: Home, view: View) -> list[str]:
+    """One line for each machine of the user's own that the job used and that goes on costing."""
+    closed = {rental.offer.region for rental in view.rentals if rental.offer.provider == own_hosts.PROVIDER}
+    return own_hosts.still_yours(home, closed) if closed else []
+
+
 def summary_lines(home: Home, view: View) -> list[str]:
     """The closing words of a job: how it ended, attempts, steps, seconds, money, results, and what still bills."""
     job, words = view.job, view.words
@@ -144,7 +151,7 @@ def summary_lines(home: Home, view: View) -> list[str]:
     if job.results_dir and any(run.results_at is not None for run in view.runs):
         lines.append(f"  results   {job.results_dir}")
     lines += [f"  lost      {run.results_lost}" for run in view.runs if run.results_lost]
-    lines += [f"  {line}" for line in billing_lines(view)] or ["  nothing is billing"]
+    lines += [f"  {line}" for line in billing_lines(view) or kept_lines(home, view)] or ["  nothing is billing"]
     return lines
 
 

@@ -12,7 +12,7 @@ import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli import exits
+from orchestrator.cli import exits, own_hosts
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.output import WIDTH, age, colourful, cut, money, money_json, print_json, span, table, utc_z
 from orchestrator.cli.reading import PLAY_PROVIDER, picture_of_summary, reader
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output == "json":
             print_json([as_json(line, words, now) for line, words in lines])
         else:
-            _print(lines, args.all, now)
+            _print(home, lines, args.all, now)
         if not args.watch:
             return exits.OK
         sys.stdout.flush()
@@ -64,7 +64,7 @@ def _lines(home: Home, everything: bool, now: float) -> list[tuple[Summary, Word
     return [(line, words_of(picture_of_summary(line), now)) for line in shown]
 
 
-def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> None:
+def _print(home: Home, lines: list[tuple[Summary, Words]], everything: bool, now: float) -> None:
     if not lines:
         print("no jobs" if everything else "no jobs; `gpujob ps -a` lists older ones, `gpujob init` writes a spec")
         return
@@ -81,6 +81,9 @@ def _print(lines: list[tuple[Summary, Words]], everything: bool, now: float) -> 
         if line.open_rentals:
             rate = money(line.hourly, line.currency, is_play_line(line))
             print(f"{line.name} is {line.outcome}, but {line.rental} still bills {rate}/h: {words.next}")
+    if any(line.provider == own_hosts.PROVIDER and not line.open_rentals for line, _ in lines):
+        for text in own_hosts.still_yours(home):
+            print(text)
 
 
 def row(line: Summary, words: Words, now: float, newest: bool) -> tuple[str, ...]:
