@@ -134,6 +134,23 @@ def test_median_leaves_what_is_no_number_out_of_averages() -> None:
     assert stopped(MEDIAN, [leg("a", 0.3, 0.3), *done(NAN, NAN)]) == set()
 
 
+def test_asha_saves_most_steps_and_keeps_the_best_leg() -> None:
+    """The figures of `benchmarks/sweep_search.py`, in lockstep: 81 legs of 81 steps, eta 3, first rung at 9."""
+    chance, steps = random.Random(7), 0
+    curves = []
+    for _ in range(81):
+        a, b = chance.uniform(0.05, 0.5), chance.uniform(0.3, 1.2)
+        curves.append([a + (1 - a) * (t + 1) ** -b + 0.01 * chance.gauss(0, 1) for t in range(1, 82)])
+    alive = set(range(81))
+    for step in range(1, 82):
+        steps += len(alive)
+        if step in (9, 27):
+            legs = [leg(str(n), *curves[n][:step]) for n in alive]
+            alive -= set(map(int, stops(Rule("asha", 9, 3), "minimize", legs)))
+    assert steps / 81**2 < 0.3
+    assert min(curves[n][-1] for n in alive) == min(curve[-1] for curve in curves)
+
+
 values = st.sampled_from([0.1, 0.2, 0.3, 0.4, NAN, INF, -INF])
 curves = st.lists(values, max_size=20)
 rules = st.builds(Rule, st.sampled_from(["asha", "median"]), st.integers(1, 4), st.integers(2, 4))
