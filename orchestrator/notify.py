@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 RETRY_S = (5.0, 30.0, 120.0, 600.0, 1800.0)  # then given up: an hour late it is no news
-KEEP_EVERY_S = 60.0
+KEEP_EVERY_S = 600.0  # a restart looks at so much of the journal again, which makes no news twice
 STUCK_S = 90.0  # a send that has not come back by then (a name server that hangs) counts as failed
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class Notifier:
     def __init__(self, loop: Loop, post: Callable[[Target, str, str], None] = send) -> None:
         self._loop, self._send = loop, post
         self._look_at = 0.0
-        self._upto = 0  # the journal's last line that was looked at; in the books it may be a minute older
+        self._upto = 0  # the journal's last line that was looked at; in the books it may be minutes older
         self._kept_at = 0.0
         self._under_way: dict[str, tuple[int, float]] = {}  # target -> the notice, and since when (boot)
         self._answers: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()

@@ -205,7 +205,7 @@ def _cards(view: View, line: Summary, words: Words, found: Vitals | None, now: f
         uses = [p.cards[index].util if index < len(p.cards) else math.nan for p in found.minutes]
         rows.append((str(index), card_words(card), chart(uses, 100.0)))
     if rows:
-        yield table(("CARD", "USE, MEMORY, TEMPERATURE, POWER", "THE LAST HALF HOUR"), rows)
+        yield table(("CARD", "USE, MEMORY, TEMPERATURE, POWER", "THE LAST HOUR"), rows)
     yield f"steps  {pace_words(found.pace)}  {chart(found.paces)}".rstrip()
     yield f"CPU    {cpu_words(last)}"
     yield f"RAM    {of(last.mem_used, last.mem_total)}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import WIDTH, cut, paint, size, span, utc_z
 from orchestrator.home import Home
-from orchestrator.points import CARD_COLUMNS, COLUMNS, Card, Point
+from orchestrator.points import CARD_COLUMNS, COLUMNS, Card, Point, mean
 from orchestrator.series import read
 
 if TYPE_CHECKING:
@@ -72,8 +72,11 @@ def vitals_of(home: Home, job: str, rental: str, now: float) -> Vitals | None:
 
 
 def chart(values: Sequence[float], high: float = math.nan, width: int = CHART) -> str:
-    """The newest `width` values as bars from 0 to `high` (the largest one unless given); blank where unknown."""
-    shown = list(values)[-width:]
+    """The newest values as bars from 0 to `high` (the largest one unless given), blank where unknown; of more than
+    `width` two share a bar, as their mean."""
+    shown = list(values)[-2 * width :]
+    if len(shown) > width:
+        shown = [mean(shown[i : i + 2]) for i in range(len(shown) % 2, len(shown), 2)]
     known = [value for value in shown if value == value]
     top = high if high == high else max(known, default=0.0)
     bars = BARS if (sys.stdout.encoding or "").lower().startswith("utf") else PLAIN_BARS

@@ -92,6 +92,7 @@ def test_a_chart(values: list[float], high: float, shown: str, monkeypatch: pyte
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
     assert vitals.chart(values, high) == shown
     assert len(vitals.chart([1.0] * 100)) == vitals.CHART
+    assert vitals.chart([100.0] * 30 + [0.0] * 30, 100.0) == "█" * 15 + "▁" * 15, "an hour in thirty characters"
 
 
 def test_a_chart_for_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
