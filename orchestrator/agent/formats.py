@@ -19,7 +19,7 @@ from orchestrator.agent.pickles import PICKLE_MAX, PlainValues, plain_values, sa
 JSON_MAX = 64 << 20
 PICKLED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 ZIPPED = (".npz", ".zip", ".keras")
-HUGGING_WEIGHTS = re.compile(r"((pytorch_)?model|adapter_model|adapter_config).*\.(safetensors|bin|json)\Z")
+OF_THE_TRAINER = re.compile(r"(training_args\.bin|optimizer\.pt|scheduler\.pt|rng_state(_\d+)?\.pth)\Z")
 TRAINER_FOLDER = re.compile(r"checkpoint-\d+\Z")
 PART = re.compile(r"(.*?)[-_.]?(\d+)-of-(\d+)(.*)\Z")
 RANK = re.compile(r"(?:^|_)rank_(\d+)")
@@ -289,7 +289,8 @@ def trainer_flaw(path: str, name: str, names: list[str]) -> str:
     """The Trainer of Hugging Face writes weights, then optimizer and scheduler, then trainer_state.json."""
     if not TRAINER_FOLDER.match(name):
         return ""
-    if any(HUGGING_WEIGHTS.match(each) for each in names) and "trainer_state.json" not in names:
+    # Others use the same name for their folders: Accelerate (optimizer.bin, random_states_0.pkl), a plain save_pretrained
+    if any(OF_THE_TRAINER.match(each) for each in names) and "trainer_state.json" not in names:
         return "it lacks trainer_state.json, which the Trainer writes last"
     if "optimizer.pt" in names and "scheduler.pt" not in names:
         return "it lacks scheduler.pt, which is written after optimizer.pt"

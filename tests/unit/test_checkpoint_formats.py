@@ -141,6 +141,17 @@ def test_the_reasons_name_what_is_missing(tmp_path: Path) -> None:
     assert flaw_of(str(step)) == "Orbax has not committed it"
 
 
+def test_folders_of_others_under_the_trainers_name_are_whole(tmp_path: Path) -> None:
+    accelerate = {
+        "model.safetensors": safetensors(),
+        "optimizer.bin": torch_zip(),
+        "random_states_0.pkl": b"\x80\x04N.",
+    }
+    adapter = {"adapter_model.safetensors": safetensors(), "adapter_config.json": b"{}"}
+    for step, files in ((1, accelerate), (2, adapter)):
+        assert flaw_of(str(put(tmp_path / f"checkpoint-{step}", files))) == ""
+
+
 @pytest.mark.parametrize("inner", ["state.orbax-checkpoint-tmp-17", "weights.part", ".metadata.tmp"])
 def test_a_folder_with_a_temporary_name_in_it_is_incomplete(inner: str, tmp_path: Path) -> None:
     folder = put(tmp_path / "step_1", {"weights.bin": b"w"})
