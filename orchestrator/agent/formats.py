@@ -289,7 +289,7 @@ def trainer_flaw(path: str, name: str, names: list[str]) -> str:
     """The Trainer of Hugging Face writes weights, then optimizer and scheduler, then trainer_state.json."""
     if not TRAINER_FOLDER.match(name):
         return ""
-    # Others use the same name for their folders: Accelerate (optimizer.bin, random_states_0.pkl), a plain save_pretrained
+    # Others use the same name: Accelerate (optimizer.bin, random_states_0.pkl), a plain save_pretrained
     if any(OF_THE_TRAINER.match(each) for each in names) and "trainer_state.json" not in names:
         return "it lacks trainer_state.json, which the Trainer writes last"
     if "optimizer.pt" in names and "scheduler.pt" not in names:
