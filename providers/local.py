@@ -90,7 +90,15 @@ class LocalProvider:
         return self._regions
 
     def offers(self, ask: Ask) -> tuple[Offer, ...]:
-        """Every GPU class of the table, at list price and as spot; CPU machines when no GPU is asked."""
+        """Every GPU class of the table, at list price and as spot; CPU machines when no GPU is asked. Raises `Invalid`
+        for an image: the job would run without it, and seem to have run in it.
+        """
+        if ask.image:
+            raise Invalid(
+                f"machines of this host run a job as this host is, not in the image {ask.image}: leave `image` out for "
+                "a trial run here",
+                provider=self.name, what="offers",
+            )  # fmt: skip
         with self._host_errors("offer", Ambiguous):
             there = prices.host(self.world.home)
         table = self.config.gpus

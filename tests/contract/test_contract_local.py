@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from providers import contract
-from providers.base import Caps, DestroyAck, GpuRow, Instance, Ref
+from providers.base import Ask, Caps, DestroyAck, GpuRow, Instance, Ref
 from providers.contract import CHECKS, Terms
+from providers.errors import Invalid
 from providers.local import LocalProvider, ProviderConfig
 
 GPUS = (GpuRow("RTX-4090", 24), GpuRow("A100-80GB-SXM", 80), GpuRow("H100-SXM", 80))
@@ -105,3 +106,9 @@ def test_the_suite_catches_a_destroy_that_does_nothing(home: Path) -> None:
 
 def test_without_pytest_the_suite_is_one_call(home: Path) -> None:
     contract.check_provider(local_terms(home))
+
+
+def test_an_image_is_refused_rather_than_left_out(home: Path) -> None:
+    provider = LocalProvider(ProviderConfig("contract", home, GPUS))
+    with pytest.raises(Invalid, match="leave `image` out"):
+        provider.offers(Ask(image="pytorch/pytorch:2.4.0"))
