@@ -206,6 +206,22 @@ def test_heat_is_an_alarm_and_a_power_cap_is_none() -> None:
     assert kinds(look_at(hours(40, used(92, 35, throttle=0x40)))) == [], "for five minutes"
 
 
+@pytest.mark.parametrize(
+    ("bits", "why"),
+    [
+        (0x8, "hardware slowdown"), (0x20, "too hot (software)"), (0x80, "power brake"),
+        (0x48, "hardware slowdown, too hot (hardware)"),
+    ],
+)  # fmt: skip
+def test_why_a_card_slows_itself_down(bits: int, why: str) -> None:
+    assert the(look_at(hours(40, used(92, 20, throttle=float(bits)))), "throttled").text.endswith(why)
+
+
+def test_a_card_that_is_hot_now_and_then_is_no_alarm() -> None:
+    points = hours(40, lambda m, p: used(92, 20, throttle=0x40)(m, p) if m % 3 else p)
+    assert kinds(look_at(points)) == []
+
+
 def test_cards_that_are_not_there_any_more() -> None:
     gone = hours(40, each(35, lambda _, p: replace(p, cards=())))
     alarm = the(look_at(gone, cards=1), "gpu-lost")
@@ -392,6 +408,18 @@ def test_memory_that_only_looks_like_a_leak(change: Callable[[int, Point], Point
     assert "leak" not in kinds(look_at(hours(120, change)))
 
 
+def test_idle_cards_and_cpus_with_a_busy_network_are_a_download() -> None:
+    fetching = hours(60, lambda m, p: replace(quiet(m, p), net_in=5e6))
+    assert "stalled" not in kinds(look_at(fetching))
+
+
+def test_a_first_card_that_is_a_little_fuller_is_no_data_parallel() -> None:
+    a_little = hours(60, cards_at(85, 40, 40, 38, mem_used=33_000.0), cards=4)
+    assert "DataParallel" not in the(look_at(a_little, launcher=False), "card-idle").cause
+    more = hours(60, cards_at(85, 40, 40, 38, mem_used=37_000.0), cards=4)
+    assert "DataParallel" in the(look_at(more, launcher=False), "card-idle").cause
+
+
 def test_no_checkpoint_in_two_intervals() -> None:
     points = hours(100, lambda _, p: replace(p, saved=0.0))
     alarm = the(look_at(points, every_s=1200.0), "no-checkpoint")
@@ -446,6 +474,13 @@ def test_thresholds_stops_and_what_is_switched_off() -> None:
     assert kinds(look_at(points, rules={"gpu-util-below": Rule(off=True)})) == []
     assert the(look_at(points, rules={"gpu-util-below": Rule(stop=True)}), "gpu-util-below").stop
     assert not the(look_at(points, end=points[-1].at, rules={"ttl-near": Rule(stop=True)}), "ttl-near").stop
+
+
+def test_what_a_spec_leaves_out_of_a_rule_keeps_its_default() -> None:
+    look = look_at(hours(30), rules={"gpu-util-below": Rule(duration=60.0), "card-idle": Rule(percent=20)})
+    assert (look.rule("gpu-util-below").percent, look.rule("gpu-util-below").duration) == (70, 60.0)
+    assert (look.rule("card-idle").percent, look.rule("card-idle").duration) == (20, 900.0)
+    assert look.rule("no-checkpoint") == KINDS["no-checkpoint"].default
 
 
 def test_the_spec_has_a_key_for_every_alarm_and_only_those_that_can_end_a_job_stop() -> None:
