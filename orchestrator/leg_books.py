@@ -84,7 +84,8 @@ def state_of(task: Task, runs: Iterable[Assignment], rentals: Mapping[str, Renta
 
 
 def _runs(run: Assignment, rental: Rental | None) -> bool:
-    if run.ordered_at is None or run.exit is not None or run.closed_at is not None:
+    """From its order until its results are home, while its machine lives."""
+    if run.ordered_at is None or run.results_at is not None or run.results_lost:
         return False
     return rental is not None and rental.open and rental.quiesced_at is None
 

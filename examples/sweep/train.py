@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import time
 from pathlib import Path
 
 STEPS, REPORT_EVERY, SAVE_EVERY = 180, 10, 60
@@ -76,6 +77,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--hidden", type=int, required=True)
     parser.add_argument("--act", choices=("tanh", "relu"), required=True)
+    parser.add_argument(
+        "--step-ms", type=float, default=0, help="a pause, so that a leg lasts long enough to be stopped"
+    )
     parser.add_argument("--resume", type=Path)
     args = parser.parse_args()
     chance = random.Random(0)
@@ -87,6 +91,7 @@ def main() -> None:
     checkpoints, out = Path(os.environ["GPUJOB_CKPT"]), Path(os.environ["GPUJOB_OUT"])
     for step in range(done + 1, STEPS + 1):
         network.learn(random.Random(step).sample(train, 20), args.lr)  # the same points after a resume
+        time.sleep(args.step_ms / 1000)
         if step % REPORT_EVERY == 0:
             loss = network.loss(held)
             with open(os.environ["GPUJOB_METRICS"], "a") as metrics:

@@ -22,6 +22,8 @@ def test_a_sweep_is_searched_stopped_early_compared_and_its_best_leg_pulled(tmp_
         shutil.copy(ROOT / "examples/sweep/train.py", world.project / "train.py")
         spec = (ROOT / "examples/sweep/sweep.yaml").read_text(encoding="utf-8")
         assert "trials: 9" in spec
+        assert "--step-ms 60" in spec
+        spec = spec.replace("--step-ms 60", "--step-ms 5")
         (world.project / "sweep.yaml").write_text(spec.replace("trials: 9", f"trials: {TRIALS}"), encoding="utf-8")
         world.apply(world.project / "sweep.yaml")
         job = world.wait("moons")

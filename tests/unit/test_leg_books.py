@@ -63,8 +63,10 @@ def test_a_leg_runs_while_its_code_may() -> None:
     assert state_of(wanted, [], known) is LegState.WAITING
     assert state_of(wanted, [run("t1", ONE, None)], known) is LegState.WAITING
     assert state_of(wanted, [run("t1", ONE, 10.0)], known) is LegState.RUNNING
-    assert state_of(wanted, [run("t1", ONE, 10.0, ended=20.0)], known) is LegState.WAITING
-    assert state_of(wanted, [replace(run("t1", ONE, 10.0), closed_at=20.0)], known) is LegState.WAITING
+    ended = run("t1", ONE, 10.0, ended=20.0)
+    assert state_of(wanted, [ended], known) is LegState.RUNNING  # its results come home
+    assert state_of(wanted, [replace(ended, results_at=30.0)], known) is LegState.WAITING
+    assert state_of(wanted, [replace(ended, results_lost="no room")], known) is LegState.WAITING
     assert state_of(wanted, [run("t1", TWO, 10.0)], known) is LegState.WAITING
     assert state_of(wanted, [run("t1", ONE, 10.0)], {ONE.id: replace(ONE, quiesced_at=20.0)}) is LegState.WAITING
     assert state_of(wanted, [run("t1", TWO, 10.0), run("t1", ONE, 20.0, n=2)], known) is LegState.RUNNING
