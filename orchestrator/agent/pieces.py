@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SMALL_FILE = 4 << 20  # bytes: files up to this are packed
 CHUNK_MIN, CHUNK_MAX = 8 << 20, 64 << 20
-CHUNKS_AIMED_AT = 128  # of one checkpoint: a cut connection then costs less than a hundredth
+CHUNKS_AIMED_AT = 256  # of one checkpoint: a process that is killed with four of them under way costs little
 OBJECTS_MAX = 4000  # a checkpoint of terabytes gets larger chunks than CHUNK_MAX
 PACK_FILES = 2000
 HASH_BLOCK = 1 << 20
