@@ -2,13 +2,13 @@
 
 Rules
 - Each item is a URL and pieces of files; an item that is done is noted, so a repeat sends only the rest.
-- What comes down is compared with its hash before it counts; what goes up is sent with its MD5, which the store checks.
+- What comes down is compared with its hash before it counts; what goes up is hashed as it goes, for the comparison with
+  what the store holds.
 - A process of its own: the controller may sleep meanwhile. Its list of URLs is removed when it is done.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import hashlib
@@ -29,7 +29,7 @@ from orchestrator.agent.layout import Refusal
 from orchestrator.agent.pieces import new_md5
 from orchestrator.agent.processes import wake_supervisor
 from orchestrator.agent.runs import Run
-from orchestrator.agent.wire import FilesChanged, Wire, WireError, read_spans
+from orchestrator.agent.wire import Wire, WireError
 
 BAD_TRIES = 3  # the network's fault is gone by then; a store that has other bytes will have them for ever
 WORKERS = 8  # of many small files each waits for the store's answer most of the time
@@ -180,20 +180,10 @@ class Move:
         return [(self.path_of(name), offset, length) for name, offset, length in item["spans"]]
 
     def send(self, item: dict[str, Any]) -> dict[str, Any]:
-        """One object up: hashed, sent, and the store's tag of it."""
-        spans = self.spans(item)
-        try:
-            md5 = new_md5()
-            for block in read_spans(spans):
-                md5.update(block)
-        except FilesChanged as error:
-            raise WireError("changed", 0, "", str(error)) from None
-        headers = {
-            "content-md5": base64.b64encode(md5.digest()).decode(),
-            "content-type": "application/octet-stream",
-            **item.get("headers", {}),
-        }
-        answer = self.wire.put(item["url"], headers, spans, item["size"])
+        """One object up; hashed as it is sent, for the controller to compare with what the store says."""
+        md5 = new_md5()
+        headers = {"content-type": "application/octet-stream", **item.get("headers", {})}
+        answer = self.wire.put(item["url"], headers, self.spans(item), item["size"], md5.update)
         return {"id": item["id"], "etag": answer.get("etag", ""), "md5": md5.hexdigest()}
 
     def fetch(self, item: dict[str, Any]) -> dict[str, Any]:

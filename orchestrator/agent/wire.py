@@ -89,9 +89,18 @@ class Wire:
                 self.sleep(max(error.pause, pause * (0.5 + random.random())))
         raise AssertionError("not reached")
 
-    def put(self, url: str, headers: Mapping[str, str], spans: Spans | bytes, size: int) -> dict[str, str]:
-        """One PUT, once; returns the answer's headers in lower case."""
+    def put(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        spans: Spans | bytes,
+        size: int,
+        seen: Callable[[bytes], None] | None = None,
+    ) -> dict[str, str]:
+        """One PUT, once; returns the answer's headers in lower case. `seen` gets the bytes as they are sent."""
         body = iter([spans]) if isinstance(spans, bytes) else read_spans(spans)
+        if seen is not None:
+            body = tapped(body, seen)
         return self.exchange("PUT", url, {**headers, "content-length": str(size)}, body, None)
 
     def get(self, url: str, headers: Mapping[str, str], take: Callable[[bytes], None]) -> dict[str, str]:
@@ -202,6 +211,12 @@ class Wire:
 
 class FilesChanged(Exception):
     """A file that is being sent went away or became shorter."""
+
+
+def tapped(blocks: Iterator[bytes], seen: Callable[[bytes], None]) -> Iterator[bytes]:
+    for block in blocks:
+        seen(block)
+        yield block
 
 
 def read_spans(spans: Spans) -> Iterator[bytes]:

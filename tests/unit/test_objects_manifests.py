@@ -151,7 +151,8 @@ def test_large_files_are_cut_alike_and_small_ones_packed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("total", "objects", "wanted"),
-    [(1, 4000, CHUNK_MIN), (2 << 30, 4000, 8 * MB), (8 << 30, 4000, 32 * MB), (200 << 30, 4000, CHUNK_MAX), (2 << 40, 4000, 1 << 30),
+    [(1, 4000, CHUNK_MIN), (2 << 30, 4000, 8 * MB), (8 << 30, 4000, 32 * MB), (200 << 30, 4000, CHUNK_MAX),
+     (2 << 40, 4000, 1 << 30),
      (2 << 30, 16, 128 * MB)],
 )  # fmt: skip
 def test_chunks_grow_with_the_checkpoint(total: int, objects: int, wanted: int) -> None:
