@@ -197,7 +197,7 @@ def is_remote(place: str) -> bool:
 
 
 # Keys without code behind them: (key, what to do instead). The work that serves a key removes its line.
-NOT_YET: tuple[tuple[str, str], ...] = (("batch", "put the loop over the items into run"),)
+NOT_YET: tuple[tuple[str, str], ...] = ()
 
 
 def unserved(spec: JobSpec) -> list[Problem]:

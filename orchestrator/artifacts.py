@@ -195,9 +195,13 @@ def collect(
     return Results(tuple(pieces), verified, tuple(problems), tuple(refused), tuple(left), lost)
 
 
-def earlier(home: Home, job: str, task: str, n: int, plan: ArtifactPlan, success: bool) -> list[Piece]:
+def earlier(
+    home: Home, job: str, task: str, n: int, plan: ArtifactPlan, success: bool, last: frozenset[str] | None = None
+) -> list[Piece]:
     """What had arrived of this task's runs before `n`, which were cut off: under `attempts/`, since a later run has not
-    made it again. Links are left out; nobody verified these files."""
+    made it again. Links are left out; nobody verified these files. `last`, of a batch's slice: what its last run made
+    (paths in OUT); what the others made is as much its result, and lies beside it.
+    """
     place = _by_patterns([item for item in plan.wanted(success) if not item.path.startswith("/")])
     staging, found = home.results(job, task, n), list[Piece]()
     for number in sorted(earlier_runs(home, job, task, n)):
@@ -206,7 +210,8 @@ def earlier(home: Home, job: str, task: str, n: int, plan: ArtifactPlan, success
             name = path.relative_to(folder).as_posix()
             if sync.PARTIAL not in path.parts:
                 staged = os.path.relpath(path, staging)
-                shown = f"attempts/{task}.{number}/{name}"
+                aside = last is None or name in last
+                shown = f"attempts/{task}.{number}/{name}" if aside else name
                 found += [Piece(staged, dest, shown, path.stat().st_size) for dest, _ in place(name)]
     return found
 

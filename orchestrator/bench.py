@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from statistics import median
@@ -100,6 +101,8 @@ class Bench:
         """The line with which several tasks failed alike, while none was done: the others are spared it."""
         if any(task.outcome is Outcome.DONE for task in self.facts.tasks):
             return None
+        if self.facts.items:
+            return self._items_alike()
         found: dict[tuple[str, str, str], list[Task]] = {}
         for task in self.facts.tasks:
             run = self.newest(task.id)
@@ -113,6 +116,13 @@ class Bench:
             if len(tasks) >= ALIKE:
                 line = tasks[0].detail or "no line says why"
                 return f"the same failure in {len(tasks)} of {len(self.facts.tasks)}, and none was done: {line}"
+        return None
+
+    def _items_alike(self) -> str | None:
+        whys = Counter(self.facts.items.values())
+        why, count = whys.most_common(1)[0]
+        if not whys[""] and count >= ALIKE:
+            return f"the same failure at {count} items, and none was done: {why}"
         return None
 
     # --- a leg's own time ---------------------------------------------------------------------------------------------

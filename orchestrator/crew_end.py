@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from orchestrator import workers
+from orchestrator import batch, workers
 from orchestrator.actions import SetOutcome, SetTaskOutcome, StoreResultsLost, WaitForCapacity
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
@@ -103,15 +103,19 @@ def _out_of_money(bench: Bench) -> SetOutcome:
 def the_end(bench: Bench) -> SetOutcome:
     """The job's outcome once every task has one."""
     tasks, words = bench.facts.tasks, counted(bench)
+    if bench.crew.kind == "batch":
+        words = batch.counted(bench.facts, tasks)
+    if not tasks:
+        return SetOutcome(Outcome.DONE, Reason.DONE, "every item was done before", 0)
     bad = [task for task in tasks if task.outcome is not Outcome.DONE]
     done = _done(bench)
-    if (not bad if bench.crew.all_must_succeed else done) and tasks:
+    if not bad if bench.crew.all_must_succeed else done:
         return SetOutcome(Outcome.DONE, Reason.DONE, words, 0)
     if bad and all(task.outcome is Outcome.CANCELLED for task in bad) and not done:
         return SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, words)
     failed = [task for task in bad if task.outcome is Outcome.FAILED]
     first = next((task for task in failed if task.detail), None)
-    if first is not None:
+    if first is not None and bench.crew.kind != "batch":
         words += f"; {first.id}: {first.detail}"
     reasons = Counter(task.reason or Reason.FAILED for task in failed)
     reason = reasons.most_common(1)[0][0] if reasons else Reason.CANCELLED

@@ -172,6 +172,7 @@ def take_word(loop: Loop, message: messages.Word) -> None:
             return
         case Noted(run=key):
             reports.read(loop, job, message.rental, key)
+            reports.marks(loop, job, message.rental, key)
             return
     seen.note_running(now)
     loop.touch(job)

@@ -339,6 +339,7 @@ class Machines(StoreMachines):
                 return {"rate": None, "bytes_left": 0}
             return self._stored_results(sent, self._record(context, connection), many)
         began = time.monotonic()
+        marked = run_files.marked(self._home, context)  # before anything is listed: what these made is there by now
         # a list of packages takes as long as most transfers
         with Teller(self._post, rental.id, run.key) as teller, ThreadPoolExecutor(1, "record") as beside:
             recorded = beside.submit(self._record, context, connection) if effect.final else None
@@ -348,12 +349,18 @@ class Machines(StoreMachines):
             )  # fmt: skip
             rate = _rate(found.bytes, began)
         if recorded is None:
-            return {"rate": rate, "bytes_left": 0, "environment": self._record_once(context, connection)}
+            return {
+                "rate": rate,
+                "bytes_left": 0,
+                "items": marked,
+                "environment": self._record_once(context, connection),
+            }
         if not found.verified and not found.lost:
             raise WorkFailed("; ".join(found.problems) or "the results could not be verified")
         record = recorded.result()
         before = artifacts.earlier_runs(self._home, job.id, run.task, run.n)
-        cut_off = artifacts.earlier(self._home, job.id, run.task, run.n, plan, effect.success)
+        last = run_files.made(context, found)
+        cut_off = artifacts.earlier(self._home, job.id, run.task, run.n, plan, effect.success, last)
         found = replace(found, pieces=(*found.pieces, *cut_off))
         published = publish(
             self._home, job=job.id, task=run.task, n=run.n, plan=plan, results=found, success=effect.success,
@@ -375,6 +382,7 @@ class Machines(StoreMachines):
             "words": words,
             "moved": moved,
             "many": many,
+            "items": marked,
         }
 
     def _record(self, context: Context, connection: ssh.Connection) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.model import Job, Outcome, Task
 from orchestrator.snapshot import same_files
+from orchestrator.store.rows import ItemRow
 
 if TYPE_CHECKING:
     from orchestrator.loop import Loop
@@ -47,6 +49,10 @@ def tasks_of(loop: Loop, job: Job, wish: Mapping[str, Any]) -> list[Task]:
         Task(job.id, str(row["id"]), dict(row.get("params") or {}), seq=number, items=tuple(row.get("items") or ()))
         for number, row in enumerate(wish.get("tasks") or (), 1)
     ]
+    if job.spec.get("batch"):
+        over = {} if wish.get("again") else items_before(loop, job.name, wish)
+        left = [replace(task, items=tuple(item for item in task.items if item not in over)) for task in wanted]
+        return [task for task in left if task.items]
     if job.spec.get("sweep", {}).get("search", {}).get("trials"):  # drawn legs are remembered, not asked for
         ids = {task.id for task in wanted}
         drawn = [task for task in known.values() if task.id not in ids]
@@ -78,14 +84,24 @@ def done_before(loop: Loop, name: str, wish: Mapping[str, Any]) -> dict[str, Tas
     return {task.id: task for task in loop.store.tasks(old.id) if task.outcome is Outcome.DONE}
 
 
+def items_before(loop: Loop, name: str, wish: Mapping[str, Any]) -> dict[str, ItemRow]:
+    """Items that earlier runs of the name did, by the same spec and code."""
+    old = loop.store.newest_of(name)
+    if old is None or not same(loop, old, wish):
+        return {}
+    return {row.item: row for row in loop.store.items(old.id) if row.state == "done"}
+
+
 def same_work(spec: Mapping[str, Any]) -> str:
     """A hash of what a leg computes, whichever legs there are."""
     document = {key: value for key, value in spec.items() if key not in ASIDE}
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def keep(loop: Loop, job: Job) -> None:
-    """The reports of kept legs are this run's too."""
+def keep(loop: Loop, job: Job, items: Mapping[str, ItemRow]) -> None:
+    """The reports of kept legs are this run's too, and so are the done items of a batch."""
+    for row in items.values():
+        loop.store.item_over(job.id, row.task, row.item, row.state, row.detail, row.at)
     for task in loop.store.tasks(job.id):
         if task.kept_from:
             loop.store.keep_reports(job.id, task.kept_from, task.id)

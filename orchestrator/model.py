@@ -379,6 +379,10 @@ class Facts:
     running_since: Mapping[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when its program was first seen
     steps_seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # "<task>.<n>" -> first, furthest step
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
+    items: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of a batch, that are over: item -> why it failed, empty: done
+    marked: Mapping[str, int] = field(default_factory=dict)  # "<task>.<n>" -> items said to be done that are not home
     exhausted: bool = False  # a search has drawn every combination that there is
     machines_left: int | None = None  # machines that may still be rented by the config's limit, None: no limit
     store_until: Mapping[str, float] = field(default_factory=dict)  # "<rental>/<run>" -> when its access is renewed

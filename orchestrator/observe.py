@@ -129,6 +129,7 @@ class Observer:
         rentals = tuple(self._rental(r, spent) for r in store.rentals(job.id))
         prepared = {f"{r.rental.id}/{run}" for r in rentals for run in self.of(r.rental.id).prepared}
         left = {a.key for a in assignments if a.rental in self.rentals and self.of(a.rental).checkpoints_left(a.key)}
+        items = {row.item: row.detail for row in store.items(job.id)} if job.spec.get("batch") else {}
         return Facts(
             now=now,
             job=job,
@@ -153,6 +154,8 @@ class Observer:
             },
             limits_left=limits_left,
             machines_left=machines,
+            items=items,
+            marked=self._marked(rentals, items),
             exhausted=memory.exhausted,
             cut_off=self.cut_off(now),
             brake=self.brake(now),
@@ -172,6 +175,11 @@ class Observer:
         """What machines told of runs that were committed on them."""
         told = {r.rental.id: getattr(self.rentals[r.rental.id], name) for r in rentals if r.rental.id in self.rentals}
         return {a.key: told[a.rental][a.key] for a in assignments if a.key in told.get(a.rental, {})}
+
+    def _marked(self, rentals: tuple[RentalFacts, ...], items: Mapping[str, str]) -> dict[str, int]:
+        """How many items each run of a batch says are done, beyond those that are home."""
+        said = (pair for r in rentals if r.rental.open for pair in self.of(r.rental.id).marked.items())
+        return {run: left for run, marked in said if (left := sum(item not in items for item in marked))}
 
     def _save_s(self, rentals: tuple[RentalFacts, ...]) -> float:
         """Seconds to bring home what is left on the open machines, at the rate of their last transfers."""

@@ -13,7 +13,7 @@ from decimal import ROUND_UP, Decimal
 from typing import TYPE_CHECKING, Any
 
 from jobspecs.rules import is_remote
-from orchestrator.budget import affordable_end, reserve, worst_case
+from orchestrator.budget import affordable_end, cost, reserve, worst_case
 from orchestrator.history import RECLAIMS_PER_H, UNKNOWN, History
 from orchestrator.interval import Saving, saving
 from orchestrator.model import Job, Policy
@@ -111,6 +111,13 @@ class Plan:
     memory: Estimate | None = None  # of `model`
     pace: Pace = ANY  # what `finish_by` asks for now
     saving: Saving | None = None  # how often to save on the chosen machine; None before a save was measured
+    tasks: int = 0  # legs, slices or replicas; 0: a plain job
+
+    @property
+    def parallel(self) -> int:
+        """Machines at one time."""
+        crew = self.policy.crew
+        return 1 if crew is None else max(1, min(crew.parallel, self.tasks))
 
     @property
     def chosen(self) -> Offer | None:
@@ -129,9 +136,10 @@ def make_plan(
     money: Exchange = DOLLARS,
     now: float = 0.0,
     data: Mapping[str, Any] | None = None,
+    tasks: int = 0,
 ) -> Plan:
     """The plan of one spec at `now` (UTC). `providers` are those that may be used; `resting` is what refused lately ->
-    why. `data`: what the job would keep of its data (`datasets.summaries`).
+    why. `data`: what the job would keep of its data (`datasets.summaries`). `tasks`: how many a job of many has.
     """
     offers = [offer for quote in quotes for offer in quote.offers]
     currency = _currency(spec, offers, money)
@@ -149,7 +157,7 @@ def make_plan(
     caps = next((quote.caps for quote in quotes if chosen and quote.provider == chosen.provider), None)
     play = bool(caps and caps.play)
     own = in_own_money(chosen, policy) if chosen else None
-    worst, by = _worst(own, policy, cap)
+    worst, by = _worst(own, policy, cap, tasks)
     end = _machine_end(own, policy)
     return Plan(
         name=spec.name,
@@ -162,7 +170,8 @@ def make_plan(
         price_cap_given=spec.max_price is not None,
         currency=currency,
         play=play,
-        expected_cost=in_the_end(chosen, policy) if chosen and policy.work else None,
+        expected_cost=_expected(own, chosen, policy, tasks),
+        tasks=tasks,
         worst_case=worst,
         worst_case_by=by,
         reserve=reserve(own, 0.0, end, policy.release_margin_s, Decimal(0)) if own and end else None,
@@ -217,12 +226,25 @@ def _values(document: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Va
     )
 
 
-def _worst(offer: Offer | None, policy: Policy, cap: Decimal | None) -> tuple[Decimal | None, str]:
+def _expected(own: Offer | None, chosen: Offer | None, policy: Policy, tasks: int) -> Decimal | None:
+    """What the whole costs on the chosen offer; of many tasks each machine starts up once."""
+    if chosen is None or own is None or policy.work is None:
+        return None
+    crew = policy.crew
+    if crew is None:
+        return in_the_end(chosen, policy)
+    starts = min(crew.parallel, tasks) * policy.work.startup_s
+    return cost(starts + tasks * policy.work.run_s, own).quantize(CENTS, rounding=ROUND_UP)
+
+
+def _worst(offer: Offer | None, policy: Policy, cap: Decimal | None, tasks: int) -> tuple[Decimal | None, str]:
     """The most that the whole job can cost, and which of ttl and budget makes that bound."""
     if offer is None:
         return (policy.budget, "budget") if policy.budget is not None else (None, "ttl")
     dearest = replace(offer, hourly=max(cap or offer.hourly, offer.hourly))
     by_ttl = worst_case(dearest, 0.0, policy.ttl_s, policy.release_margin_s).quantize(CENTS, rounding=ROUND_UP)
+    if policy.crew is not None:  # a sweep's ttl is of each leg, that of a batch or of replicas of all their machines
+        by_ttl *= max(1, tasks if policy.crew.kind == "sweep" else min(policy.crew.parallel, tasks))
     if policy.budget is not None and policy.budget < by_ttl:
         return policy.budget, "budget"
     return by_ttl, "ttl"

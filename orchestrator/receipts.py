@@ -206,9 +206,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
                 seen.machine = replace(seen.machine, runs=runs)
         case act.SendClose():
             if data.get("dead"):
-                reports.read(
-                    loop, job, action.rental, run
-                )  # the whole log is here: what it says belongs to what is decided now
+                reports.marks(loop, job, action.rental, run)  # the whole log is here: it belongs to what is decided now
+                reports.read(loop, job, action.rental, run)
                 loop.store.closed(job, action.task, action.n, receipt.at, data.get("cause"))
         case act.MirrorCheckpoints():
             _durable(loop, job, data["rows"])
@@ -224,6 +223,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             seen.store_until[run] = data["store_until"]
         case act.CollectResults():
             seen.collected_at = receipt.at
+            for item in data.get("items", ()):  # what they made was on the machine before they were marked, and is here
+                loop.store.item_over(job, action.task, item, "done", "", receipt.at)
             seen.bytes_per_s = data.get("rate") or seen.bytes_per_s
             seen.bytes_left = data.get("bytes_left", 0)
             if data.get("environment"):

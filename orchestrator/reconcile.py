@@ -9,7 +9,7 @@ rental, `work` for the run on a live one, `successor` for the next machine and f
 from __future__ import annotations
 
 from orchestrator import crew_end, lifecycle, successor, work, workers
-from orchestrator.actions import FinishJob, Release, SetOutcome
+from orchestrator.actions import FinishJob, OpenRental, Release, SetOutcome
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
 from orchestrator.model import Decision, Facts, Policy, RentalPhase
@@ -51,5 +51,5 @@ def _crew(draft: Draft, bench: Bench) -> None:
         return
     workers.draw(draft, bench)
     shortage = workers.hire(draft, bench)
-    if shortage is not None:
+    if shortage is not None and not draft.decided(OpenRental):  # a machine that is being rented is no shortage yet
         crew_end.short(draft, bench, shortage)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.early_stop import Rule, stops
 from orchestrator.leg_rows import legs_in
+from orchestrator.marks import lines_of, marks_of
 from orchestrator.metric_lines import from_json, from_log
 from orchestrator.model import Assignment
 
@@ -26,11 +27,30 @@ SHARE = 10.0  # of the time that comparing takes: a tenth of a core at most
 CHUNK = 1 << 20  # a turn of the loop reads no more of one log
 
 
+def marks(loop: Loop, job_id: str, rental: str, key: str) -> None:
+    """Items that a run of a batch has marked: failed ones are over at once, done ones once what they made is home."""
+    job = loop.store.job(job_id)
+    run = next((a for a in loop.store.assignments(job_id) if a.key == key and a.rental == rental), None)
+    task = next((t for t in loop.store.tasks(job_id) if run is not None and t.id == run.task), None)
+    if run is None or task is None or not task.items or not job.spec.get("batch"):
+        return
+    loop.observer.of(rental).marked[key] = marks_of(loop.home, run, task)
+    for line in lines_of(loop.home.log(job_id, run.task, run.n, "failed")):
+        item, _, why = line.partition("\t")
+        if item in task.items:
+            loop.store.item_over(
+                job_id, task.id, item, "failed", why.strip()[:500] or "no reason given", loop.clock.utc()
+            )
+    loop.touch(job_id)
+
+
 def read_all(loop: Loop, job: str, rental: str) -> None:
     """The same for every run of a machine: what an earlier controller stored and had no time to read."""
-    for run in loop.store.assignments(job) if loop.store.job(job).spec.get("sweep") else ():
+    spec = loop.store.job(job).spec
+    for run in loop.store.assignments(job) if spec.get("sweep") or spec.get("batch") else ():
         if run.rental == rental and run.closed_at is None:
             read(loop, job, rental, run.key)
+            marks(loop, job, rental, run.key)
 
 
 def read(loop: Loop, job_id: str, rental: str, key: str) -> None:

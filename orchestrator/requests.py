@@ -311,8 +311,9 @@ def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:
     )
     _take_secrets(loop, str(wish.get("spool") or ""), job.id)
     keep_job(loop.home, job)
+    over = {} if wish.get("again") or not job.spec.get("batch") else many.items_before(loop, name, wish)
     loop.store.add_job(job, many.tasks_of(loop, job, wish))
-    many.keep(loop, job)
+    many.keep(loop, job, over)
     if inherit is not None:
         open_tasks = {task.id for task in loop.store.tasks(job.id) if task.outcome is None}
         rows = tuple(row for row in loop.store.checkpoints(inherit.id) if row.task in open_tasks)

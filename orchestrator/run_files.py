@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobspecs.sweep import params_json, variables
+from orchestrator.marks import marks_of
 
 if TYPE_CHECKING:
+    from orchestrator.artifacts import Results
     from orchestrator.execute import Context
+    from orchestrator.home import Home
 
 
 def given(context: Context) -> dict[str, Any]:
@@ -27,6 +30,26 @@ def given(context: Context) -> dict[str, Any]:
     if context.limit_s is not None:
         order["limit"] = {"s": round(context.limit_s, 1), "why": context.limit_why}
     return order
+
+
+def marked(home: Home, context: Context) -> tuple[str, ...]:
+    """Items of a batch that the run has marked as done, as far as its marks have arrived; of a run that ended well all
+    that it did not mark as failed.
+    """
+    task, run = context.task, context.assignment
+    if task is None or run is None or not task.items:
+        return ()
+    said = marks_of(home, run, task)
+    if run.exit is None or run.exit.rc != 0 or run.exit.lost or run.exit.signalled is not None:
+        return said
+    return tuple(item for item in task.items if item not in context.over)
+
+
+def made(context: Context, results: Results) -> frozenset[str] | None:
+    """What a slice's last run brought from OUT; None for any other task."""
+    if context.task is None or not context.task.items:
+        return None
+    return frozenset(piece.staged.removeprefix("out/") for piece in results.pieces if piece.staged.startswith("out/"))
 
 
 def recorded(context: Context) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Sightings:
     running_since: dict[str, float] = field(default_factory=dict)  # run -> when its program was first seen running
     steps: dict[str, tuple[float, float]] = field(default_factory=dict)  # run -> first and furthest step of its log
     store_until: dict[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when its access is to be renewed
+    marked: dict[str, tuple[str, ...]] = field(default_factory=dict)  # run -> items of a batch that it says are done
     watched: bool = False  # live: a connection to it is kept or tried
     absent_since_boot: float | None = None
     collected_at: float = 0.0  # when results were last brought home during the run

@@ -75,6 +75,9 @@ class Picture:
     resume_name: str = ""
     checkpointed: bool = False  # there is something durable to go on from
     stage: str = ""  # setup, smoke, run, or empty when it was not seen yet
+    tasks: int = 0  # of a job of many; 0: a plain one
+    tasks_over: int = 0
+    tasks_running: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,8 @@ def _say(p: Picture, now: float) -> _Said:
     if p.cancel_at is not None:
         how = "stopped at once" if p.cancel_now else "told to save, then stopped"
         return State.FINALIZING, "cancelled", "a cancel was received", f"the job is {how}; then the release", None
+    if p.tasks:
+        return _many(p)
     if p.phase in (None, RentalPhase.RELEASING, RentalPhase.GONE):
         return _without_machine(p)
     if not p.ready:
@@ -227,6 +232,18 @@ def _without_machine(p: Picture) -> _Said:
     if p.phase is RentalPhase.RELEASING and not p.quiesced:
         next = f"a new machine, once {p.rental} is proved dead"
     return State.RECOVERING, str(p.rental_reason or ""), p.rental_detail, next, None
+
+
+def _many(p: Picture) -> _Said:
+    """A job of many tasks: its machines come and go, so that none of them is its state."""
+    detail = f"{p.tasks_over} of {p.tasks} over, {p.tasks_running} running"
+    if p.tasks_running:
+        return State.RUNNING, "", detail, "each machine goes on with the next one", None
+    if p.wait_since is not None:
+        return State.PENDING, "no-capacity", detail, "asks for offers again and again", None
+    if p.phase in (RentalPhase.INTENT, RentalPhase.LIVE):
+        return State.PROVISIONING, "", detail, "machines boot; then code and data are brought", None
+    return State.RECOVERING if p.recovering else State.PENDING, "", detail, "machines are rented", None
 
 
 def _starting(p: Picture) -> _Said:

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from orchestrator import placement, reaction, resume, saves
+from orchestrator import batch, placement, reaction, resume, saves
 from orchestrator.actions import (
     Alarm,
     CollectResults,
     CommitAssignment,
     Hold,
+    ItemsOver,
     ListMirror,
     Look,
     MirrorCheckpoints,
@@ -48,6 +49,7 @@ NOTICE_MARGIN_S = 3.0  # the signal leaves the job the notice less this, for the
 RESULTS_GIVE_UP_S = 3600.0  # results that cannot be brought home hold the machine this long at most
 PREPARE_TRIES = 5  # then the host is taken for bad
 KNOWN_BAD_MAX = 2  # a provider that has nothing but this machine is taken at its word after these
+MARKED_EVERY_S = 1.0  # what an item of a batch made comes home as soon as it is marked: a lost machine loses no more
 COLLECT_EVERY_S = 60.0  # results are brought home bit by bit during the run
 CANCEL_PATIENCE_S = 30.0  # a cancelled machine that does not answer is released unsaved after this
 
@@ -282,8 +284,9 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     _keep_access(draft, rental, assignment)
     if assignment.key in facts.checkpoints_left:
         draft.do(MirrorCheckpoints(row.id, assignment.task, assignment.n))
-    elif why is None and draft.policy.results and stage == "run":
-        due = max(facts.collected_at.get(row.id, 0.0), assignment.ordered_at or 0.0) + COLLECT_EVERY_S
+    elif draft.policy.results and stage == "run" and (why is None or facts.marked.get(assignment.key)):
+        every = MARKED_EVERY_S if facts.marked.get(assignment.key) else COLLECT_EVERY_S
+        due = max(facts.collected_at.get(row.id, 0.0), assignment.ordered_at or 0.0) + every
         draft.wake(due)
         if draft.now >= due:
             draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False))
@@ -337,6 +340,13 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
         elif verdict.kind == "disrupted":
             draft.wake(draft.now + 1.0)
         return
+    if draft.bench is not None and draft.bench.tasks[assignment.task].items:
+        if batch.marked_first(draft, rental, assignment) or draft.bench.alike is not None:
+            return
+        over, more = batch.blamed(draft, draft.bench, assignment, verdict)
+        if over is not None:
+            _without(draft, rental, assignment, over, more)
+            return
     if verdict.kind == "disrupted" and saves.last_look(draft, rental, assignment):
         draft.do(CollectResults(row.id, assignment.task, assignment.n, final=False), "what it made, before the reclaim")
     elif verdict.kind == "disrupted":
@@ -348,6 +358,14 @@ def after_exit(draft: Draft, rental: RentalFacts, assignment: Assignment) -> Non
         draft.do(Release(row.id, Reason.BAD_HOST, verdict.detail), "another machine may do better")
     else:
         conclude(draft, rental, assignment, verdict)
+
+
+def _without(draft: Draft, rental: RentalFacts, run: Assignment, over: ItemsOver, more: bool) -> None:
+    """A slice goes on without the item that made its run fail; the item's end and the next run are one commit."""
+    if more:
+        commit_run(draft, rental, next(task for task in draft.facts.tasks if task.id == run.task))
+    if not more or draft.decided_for(rental.rental.id, CommitAssignment):
+        draft.do(over, f"{over.items[0]} failed; the other items go on")
 
 
 def _again(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict: Verdict) -> None:
@@ -394,7 +412,10 @@ def conclude(draft: Draft, rental: RentalFacts, assignment: Assignment, verdict:
         else:
             draft.do(collect, "results home, verified, before the machine goes")
         return
-    draft.conclude(assignment.task, outcome_of(verdict, assignment), f"the work is {verdict.kind}")
+    decided = outcome_of(verdict, assignment)
+    if draft.bench is not None:
+        decided = batch.outcome(facts, draft.bench.tasks[assignment.task], decided)
+    draft.conclude(assignment.task, decided, f"the work is {verdict.kind}")
     spot = row.offer.spot or draft.bench is not None  # a machine of many tasks goes on with the next one
     if verdict.kind == "failed" and policy.hold_s > 0 and not spot and facts.job.held_until is None:
         draft.do(Hold(min(draft.now + policy.hold_s, row.end)), "held for a look")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.cli import client, exits
@@ -50,9 +51,13 @@ def run_cancel(args: argparse.Namespace) -> int:
     said: list[dict[str, Any]] = []
     for view in jobs:
         job = view.job
-        over = job.terminal_at is not None
+        over = job.terminal_at is not None or (view.leg is not None and view.leg.outcome is not None)
         if not over:
-            client.request(home, "cancel", {"job": job.id, "now": args.now})
+            leg = view.leg.id if view.leg is not None else ""
+            client.request(home, "cancel", {"job": job.id, "now": args.now} | ({"task": leg} if leg else {}))
+            if leg and args.output == "table":
+                print(f"{job.name}/{leg} is told to save; the others go on; `gpujob ps {job.name}` shows them")
+                continue
         said.append({"id": job.id, "name": job.name, "run": job.run, "was_over": over})
         if args.output == "table":
             if over:
@@ -157,10 +162,14 @@ def run_wait(args: argparse.Namespace) -> int:
             time.sleep(POLL_S)
             view = view_of(store, view.ref)
     _print_end(view, args.output)
+    if view.leg is not None and view.leg.outcome is not None:
+        return exit_code_of(replace(view.job, outcome=view.leg.outcome, reason=view.leg.reason))
     return exit_code_of(view.job)
 
 
 def _reached(view: View, what: str) -> bool:
+    if view.leg is not None and view.leg.outcome is not None:
+        return what == "outcome" or not view.open_rentals
     return view.job.terminal_at is not None or (what == "outcome" and view.job.outcome is not None)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.follow import transfer_words
+from orchestrator.cli.leg_view import counts, failed_items, legs_json, name_of, word_of
 from orchestrator.cli.looks import look_json, look_lines
 from orchestrator.cli.output import (
     WIDTH,
@@ -34,7 +35,7 @@ from orchestrator.cli.phases import (
     stage_seconds,
     steps_of,
 )
-from orchestrator.cli.reading import View, is_play, open_view
+from orchestrator.cli.reading import View, is_play, open_view, running_in
 from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, notice_words, vitals_of
 from orchestrator.cli.vitals import as_json as vitals_json
 from orchestrator.home import Home
@@ -92,11 +93,17 @@ def text(home: Home, view: View) -> Iterator[str]:
     seconds = phase_seconds(view, stage_seconds(home, view))
     yield "  time      " + (" · ".join(f"{phase} {value:g} s" for phase, value in seconds.items()) or "-")
     yield f"  money     {_money_line(view)}"
-    if job.results_dir:
+    if view.results_dir:
         there = "" if any(run.results_at for run in view.runs) else " (not there yet)"
-        yield f"  results   {job.results_dir}{there}"
+        yield f"  results   {view.results_dir}{there}"
     for notice in view.notices:
         yield cut(f"  notify    {notice_words(notice, view.now)}", WIDTH)
+    if view.leg is not None:
+        yield f"  leg       {view.leg.id}  {name_of(view.leg)}  {word_of(view.leg)}  {view.leg.detail}".rstrip()
+    elif view.many:
+        yield f"  legs      {counts(view.tasks, running_in(view))}; gpujob ps {job.name} lists them"
+    for row in failed_items(view.items):
+        yield f"  failed    {row['item']}  {row['why']}"
     yield f"  snapshot  {job.snapshot[:12] or 'none'}   spec {job.spec_hash[:12]}"
     yield from _health(home, view)
     yield from _tables(view)
@@ -270,6 +277,8 @@ def as_json(home: Home, view: View) -> dict[str, Any]:
         "next_at": utc_z(words.next_at),
         "outcome": str(job.outcome) if job.outcome else None,
         "exit_code": job.exit_code,
+        "legs": legs_json(view) if view.many else None,
+        "failed_items": failed_items(view.items),
         "attempt": words.attempt,
         "attempts_max": words.attempts_max,
         "created_at": utc_z(job.created_at),

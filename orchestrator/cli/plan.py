@@ -137,6 +137,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         Exchange(config.currency, config.rates_to),
         SystemClock().utc(),
         summaries(data),
+        len(tasks) or trials_of(spec),
     )
     return Prepared(
         tasks=tasks,
@@ -172,6 +173,11 @@ def tasks_for(spec: JobSpec, base_dir: Path) -> tuple[Wanted, ...]:
         where = f"{spec.name}: {'sweep' if spec.sweep is not None else 'batch'}"
         raise CliError(refusal.reason, where=where, next=refusal.hint) from None
     return replicas(spec.replicas) if spec.replicas is not None else ()
+
+
+def trials_of(spec: JobSpec) -> int:
+    """Legs that a search draws."""
+    return (spec.sweep.search.trials or 0) if spec.sweep is not None else 0
 
 
 def _require_tpe(spec: JobSpec) -> None:

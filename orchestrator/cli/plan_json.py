@@ -52,6 +52,17 @@ def _total_json(offer: Offer, plan: Plan) -> dict[str, Any] | None:
     return _finite(in_the_end(offer, plan.policy), plan) if plan.policy.work is not None else None
 
 
+def _tasks_json(prepared: Prepared) -> dict[str, Any]:
+    """Legs, slices or replicas: how many, how many at one time, and each of those that are known."""
+    plan = prepared.plan
+    return {
+        "count": plan.tasks,
+        "parallel": plan.parallel,
+        "drawn": bool(plan.policy.crew and plan.policy.crew.trials),
+        "tasks": [{"id": t.id, "params": dict(t.params), "items": list(t.items)} for t in prepared.tasks],
+    }
+
+
 def plan_json(prepared: Prepared) -> dict[str, Any]:
     """One plan as documented in the reference of the JSON output."""
     plan, shot = prepared.plan, prepared.snapshot
@@ -90,6 +101,7 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
             "need_gb": round(plan.memory.need, 3), "more_per_card_gb": round(plan.memory.more_per_card, 3),
             "bigger": offer_json(prepared.bigger, plan.play) if prepared.bigger else None,
         } if plan.memory else None,
+        "tasks": _tasks_json(prepared) if plan.policy.crew is not None else None,
         "price_cap": money_json(plan.price_cap, plan.currency, plan.play),
         "expected_cost": _finite(plan.expected_cost, plan),
         "worst_case": money_json(plan.worst_case, plan.currency, plan.play),

@@ -48,6 +48,7 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     yield from _finish(plan)
     if plan.saving is not None:
         yield f"saving     {saving_words(plan.saving)}"
+    yield from _legs(prepared)
     yield from _money(plan, prepared)
     yield ""
     yield "ENDS THE MACHINE   stops the bill without this computer?"
@@ -217,6 +218,24 @@ def _offer_cells(offer: Offer, play: bool) -> tuple[str, ...]:
     return (offer.provider, offer.region, gpu, "spot" if offer.spot else "no", price)
 
 
+def _legs(prepared: Prepared) -> Iterator[str]:
+    """How many tasks there are, how many at one time, and what two spellings of one number mean."""
+    plan, spec = prepared.plan, prepared.spec
+    crew = plan.policy.crew
+    if crew is None:
+        return
+    noun = {"sweep": "legs", "batch": "slices", "replicas": "replicas"}[crew.kind]
+    items = sum(len(task.items) for task in prepared.tasks)
+    what = f"up to {plan.tasks} {noun}, drawn one after the other" if crew.trials else f"{plan.tasks} {noun}"
+    yield f"{noun:<10} {what}{f' of {items} items' if items else ''}, {plan.parallel} at one time"
+    if spec.sweep is not None:
+        from jobspecs.sweep import spellings
+
+        yield f"per leg    ttl {spec.ttl}" + (f", budget {spec.budget}" if spec.budget is not None else "")
+        for words in spellings(spec.sweep):
+            yield f"note       {words} are one number in two spellings, and two legs: a leg is what you typed"
+
+
 def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
     currency, play, spec = plan.currency, plan.play, prepared.spec
     if plan.price_cap is not None:
@@ -226,7 +245,14 @@ def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
     if plan.expected_cost is not None:
         yield f"expected   {_total(plan.expected_cost, plan, play)} for the whole job, startup and rework included"
     if plan.worst_case is not None:
-        how = f"the ttl of {spec.ttl} at the price cap" if plan.worst_case_by == "ttl" else "the budget"
+        times = (
+            f" of {plan.tasks} legs"
+            if spec.sweep is not None
+            else f" of {plan.parallel} machines"
+            if plan.tasks
+            else ""
+        )
+        how = f"the ttl of {spec.ttl}{times} at the price cap" if plan.worst_case_by == "ttl" else "the budget"
         yield f"worst case {money(plan.worst_case, currency, play)}: {how}, a late release included"
     if plan.reserve is not None and plan.machine_end_s is not None:
         amount, end = money(plan.reserve, currency, play), span(plan.machine_end_s)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits, own_hosts
 from orchestrator.cli.commands import Command, add_output
+from orchestrator.cli.exits import CliError
 from orchestrator.cli.output import WIDTH, age, colourful, cut, money, money_json, print_json, span, table, utc_z
-from orchestrator.cli.reading import PLAY_PROVIDER, picture_of_summary, reader
+from orchestrator.cli.reading import PLAY_PROVIDER, open_view, picture_of_summary, reader
 from orchestrator.home import Home
 from orchestrator.words import Words, words_of
 
@@ -29,6 +30,7 @@ MAX_JOBS = 100_000
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", help="the legs of this job")
     parser.add_argument("-a", "--all", action="store_true", help="also jobs that ended more than a day ago")
     parser.add_argument("-w", "--watch", action="store_true", help="again every 2 s, until Ctrl-C")
     add_output(parser)
@@ -38,6 +40,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the list once, or until Ctrl-C."""
     home = Home.from_env()
     while True:
+        if args.job:
+            _legs(home, args)
+            if not args.watch or not _paused():
+                return exits.OK
+            continue
         now = time.time()
         lines = _lines(home, args.all, now)
         if args.watch and colourful(sys.stdout):
@@ -48,11 +55,34 @@ def run(args: argparse.Namespace) -> int:
             _print(home, lines, args.all, now)
         if not args.watch:
             return exits.OK
-        sys.stdout.flush()
-        try:
-            time.sleep(WATCH_S)
-        except KeyboardInterrupt:  # the way out of a watch, no interruption of anything
+        if not _paused():
             return exits.OK
+
+
+def _paused() -> bool:
+    """Wait for the next look; False when Ctrl-C ends the watch, which interrupts nothing."""
+    sys.stdout.flush()
+    try:
+        time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _legs(home: Home, args: argparse.Namespace) -> None:
+    """One line a leg, slice or replica."""
+    from orchestrator.cli.leg_view import legs_json, legs_table
+
+    view = open_view(home, args.job)
+    if not view.many:
+        raise CliError(f"{view.job.name} is one task, not many", next=f"gpujob describe {view.job.name}")
+    if args.watch and colourful(sys.stdout):
+        sys.stdout.write("\x1b[H\x1b[2J")
+    if args.output == "json":
+        print_json(legs_json(view))
+        return
+    print(f"{view.job.name}.{view.job.run}  {view.words.state}  {view.words.reason}  {view.words.detail}".rstrip())
+    print(legs_table(view))
 
 
 def _lines(home: Home, everything: bool, now: float) -> list[tuple[Summary, Words]]:
@@ -155,6 +185,7 @@ def as_json(line: Summary, words: Words, now: float) -> dict[str, Any]:
         "created_at": utc_z(line.created_at),
         "end": utc_z(line.end),
         "terminal_at": utc_z(line.terminal_at),
+        "tasks": {"all": line.tasks, "over": line.tasks_over, "running": line.tasks_running} if line.tasks else None,
         "step": line.step,
         "total": line.total,
         "spent": [money_json(amount, currency, is_play_line(line)) for currency, amount in line.spent.items()],

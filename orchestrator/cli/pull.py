@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Copy, and say what came."""
     home = Home.from_env()
     view = open_view(home, args.job)
-    dest = Path(args.to or view.job.name)
+    dest = Path(args.to or (f"{view.job.name}/{view.leg.id}" if view.leg is not None else view.job.name))
     rental = reachable(view)
     before = _stamps(dest)
     if rental is not None and view.current is not None and view.current.rental == rental.id:
@@ -131,8 +131,12 @@ def _source(home: Home, view: View) -> tuple[Path | None, bool]:
     anything."""
     from orchestrator.publish import owner_of
 
-    published = Path(view.job.results_dir or ".")
-    if view.job.results_dir and published.is_dir() and owner_of(published) in ("", view.job.id):
+    published = Path(view.results_dir or ".")
+    if (
+        view.results_dir
+        and published.is_dir()
+        and owner_of(published) in ("", view.job.id, view.leg.kept_from if view.leg else "")
+    ):
         return published, True
     current = [view.current] if view.current is not None else []
     for run in [*current, *reversed(view.runs)]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.home import Home
     from orchestrator.store import Store
     from orchestrator.store.listing import Summary
-    from orchestrator.store.rows import Bill, Entry, JobRef, Notice, Preflight, Progress
+    from orchestrator.store.rows import Bill, Entry, ItemRow, JobRef, Notice, Preflight, Progress, ReportRow
 
 PLAY_PROVIDER = "local"  # its adapter says so by caps.play; the name is enough here and costs no import
 TRANSFER_OLD_S = 15.0  # its last word is lost with a machine or a controller that goes away
@@ -56,6 +56,8 @@ class View:
     progress: tuple[Progress, ...]
     journal: tuple[Entry, ...]
     now: float
+    reports: tuple[ReportRow, ...] = ()
+    items: tuple[ItemRow, ...] = ()
     looks: tuple[Preflight, ...] = ()
     notices: tuple[Notice, ...] = ()  # the last try of each target
 
@@ -67,6 +69,21 @@ class View:
             rentals = {rental.id for rental in self.rentals if rental.attempt == self.ref.attempt}
             runs = [run for run in runs if run.rental in rentals]
         return runs[-1] if runs else None
+
+    @property
+    def many(self) -> bool:
+        """Whether the job has many tasks."""
+        return any(task.seq for task in self.tasks)
+
+    @property
+    def leg(self) -> Task | None:
+        """The task that `NAME/LEG` named."""
+        return self.tasks[0] if self.ref.leg and self.tasks else None
+
+    @property
+    def results_dir(self) -> str:
+        """Where results are: of the leg that was named, else of the job."""
+        return self.leg.results_dir if self.leg is not None else self.job.results_dir
 
     @cached_property
     def current_progress(self) -> Progress | None:
@@ -92,7 +109,11 @@ class View:
     def words(self) -> Words:
         """State, reason and what happens next."""
         stage = self.current_progress.phase if self.current_progress else ""
-        return words_of(picture_of(self.job, self.rentals, self.runs, stage, bool(self.checkpoints)), self.now)
+        picture = picture_of(self.job, self.rentals, self.runs, stage, bool(self.checkpoints))
+        if self.many and not self.ref.leg:
+            over = sum(task.outcome is not None for task in self.tasks)
+            picture = replace(picture, tasks=len(self.tasks), tasks_over=over, tasks_running=running_in(self))
+        return words_of(picture, self.now)
 
     @property
     def play(self) -> bool:
@@ -151,8 +172,11 @@ def open_view(home: Home, ref: str) -> View:
 
 def view_of(store: Store, found: JobRef) -> View:
     """All rows of one job."""
+    from orchestrator.cli.leg_view import only, resolved
+
+    found = resolved(store, found)
     job = found.job
-    return View(
+    view = View(
         job=store.job(job),
         ref=found,
         tasks=store.tasks(job),
@@ -166,7 +190,16 @@ def view_of(store: Store, found: JobRef) -> View:
         now=time.time(),
         looks=store.preflights(job),
         notices=store.newest_notices(job),
+        reports=store.reports(job),
+        items=store.items(job),
     )
+    return only(view, found.leg) if found.leg else view
+
+
+def running_in(view: View) -> int:
+    """How many tasks a machine is at."""
+    live = {rental.id for rental in view.rentals if rental.phase is RentalPhase.LIVE}
+    return sum(run.ordered_at is not None and run.exit is None and run.rental in live for run in view.runs)
 
 
 def picture_of_summary(line: Summary) -> Picture:
@@ -197,6 +230,9 @@ def picture_of_summary(line: Summary) -> Picture:
         run_interrupted=line.signalled == SignalWhy.INTERRUPTION,
         checkpointed=line.checkpointed,
         stage=line.progress_phase,
+        tasks=line.tasks,
+        tasks_over=line.tasks_over,
+        tasks_running=line.tasks_running,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -67,6 +67,9 @@ class Summary:
     total: float | None
     progress_phase: str
     alarms: tuple[dict[str, Any], ...]  # that hold for one of its live runs, the one last heard of
+    tasks: int  # of a job of many; 0: a plain one
+    tasks_over: int
+    tasks_running: int  # at a machine now
     spent: dict[str, Decimal]
     reserved: dict[str, Decimal]
     play: bool
@@ -131,8 +134,12 @@ class Listing(Connection):
 
     def _with_attempt(self, found: JobRef, attempt: str | None) -> JobRef:
         if found.leg and found.leg != "best":
-            legs = [row["id"] for row in self._rows("tasks", job=found.job)]
-            if found.leg not in legs:
+            rows = self._rows("tasks", job=found.job)
+            legs = [row["id"] for row in rows]
+            meant = _meant(found.leg, rows)
+            if meant is not None:
+                found = replace(found, leg=meant)
+            else:
                 raise NoSuchJob(
                     f"{found.name} has no leg {found.leg!r}", tuple(f"{found.name}/{leg}" for leg in legs[:3])
                 )
@@ -144,6 +151,19 @@ class Listing(Connection):
                 f"{found.name}.{found.run} has no attempt {attempt}", tuple(f"{found.name}@{n}" for n in tries[-3:])
             )
         return JobRef(found.job, found.name, found.run, int(attempt), found.leg)
+
+
+def _meant(leg: str, rows: list[Any]) -> str | None:
+    """The leg's id: by itself, by its first letters, or by its parameters (`lr=1e-4,batch=16`)."""
+    ids = [str(row["id"]) for row in rows]
+    if leg in ids:
+        return leg
+    from jobspecs.sweep import label
+
+    named = [row["id"] for row in rows if row["params"] != "{}" and label(json.loads(row["params"])) == leg]
+    begun = [each for each in ids if each.startswith(leg)] if len(leg) > 2 else []
+    found = named or begun
+    return str(found[0]) if len(found) == 1 else None
 
 
 def _add(sums: dict[str, dict[str, Decimal]], job: str, currency: str, amount: str) -> None:
@@ -200,6 +220,9 @@ def _summary(
         total=row["total"],
         progress_phase=row["progress_phase"] or "",
         alarms=tuple(json.loads(row["alarms"] or "[]")),
+        tasks=row["tasks"],
+        tasks_over=row["tasks_over"],
+        tasks_running=row["tasks_running"],
         spent=spent,
         reserved=reserved,
         play=play,

@@ -172,7 +172,9 @@ class SimMachines:
     def forget(self, job: Job, rentals: Iterable[Rental]) -> None:
         pass  # no secrets here
 
-    def explain(self, job: Job, write: act.SetOutcome, facts: Facts) -> act.SetOutcome:
+    def explain(
+        self, job: Job, write: act.SetOutcome | act.SetTaskOutcome, facts: Facts
+    ) -> act.SetOutcome | act.SetTaskOutcome:
         return write
 
     # --- calls --------------------------------------------------------------------------------------------------------

@@ -201,7 +201,10 @@ class Oracle:
         start = row["create_sent_at"] or row["created_at"]
         match reason:
             case "done":
-                return "" if any(r.by_itself and r.rc == 0 for r in runs) else "no program has finished"
+                many = self._rows(
+                    "SELECT 1 FROM tasks WHERE job = ? AND seq > 0", row["job"]
+                )  # no task was left for it
+                return "" if many or any(r.by_itself and r.rc == 0 for r in runs) else "no program has finished"
             case "failed":
                 own = any(r.by_itself and r.rc not in (0, 85, None) for r in runs)
                 lost = any(r.by_itself and r.rc == 0 for r in runs) and row["job"] not in self.world.results
@@ -334,6 +337,7 @@ class Oracle:
     def _successor_waits(self, rental: str) -> None:
         """NoDoubleRun, by stored facts: earlier rentals are quiesced before a successor's row exists."""
         for row in self._rows("SELECT b.id FROM rentals a JOIN rentals b ON a.job = b.job AND b.attempt < a.attempt "
+                              "AND b.worker = a.worker "
                               "WHERE a.id = ? AND b.quiesced_at IS NULL AND b.phase <> 'gone'", rental):  # fmt: skip
             self.broken("NoDoubleRun", rental, f"opened while {row['id']} is not quiesced")
 
@@ -365,7 +369,8 @@ class Oracle:
                         self.broken("FinishClean", job, f"terminal while {disk.id} bills")
 
     def _budget_holds(self, row: sqlite3.Row) -> None:
-        budget = json.loads(row["spec"]).get("budget")
+        spec = json.loads(row["spec"])
+        budget = (spec.get("sweep") or spec).get("budget")
         if not budget:
             return
         cap = Decimal(str(budget).split()[0])

@@ -60,6 +60,7 @@ class Wish:
     extend_at: float | None = None
     extend_s: float = 3600.0
     max_cost: str | None = "100000"  # beyond the config's limits; None: within them
+    tasks: list[dict[str, Any]] = field(default_factory=list)  # of a job of many
     job: str = ""  # its id, once answered
 
 
@@ -255,6 +256,7 @@ class World:
         job = {
             "name": wish.name, "spec": to_document(spec), "spec_hash": spec_hash(spec), "snapshot": "",
             "base_dir": "/base", "currency": "USD", "owner": "me", "max_cost": wish.max_cost,
+            "tasks": wish.tasks,
         }  # fmt: skip
         number = self.ask("apply", {"job": job, "mode": "new"})
         self.say("user", f"applies {wish.name}")

@@ -28,6 +28,7 @@ def load(path: Path) -> JobSpec:
 
 def test_the_promised_examples_are_there() -> None:
     assert {path.parent.name for path in SPECS} == {
+        "batch",
         "configs",
         "demo",
         "four-lines",
@@ -69,7 +70,7 @@ def test_four_lines_are_four_lines() -> None:
 def test_jobs_that_save_can_resume_and_serve_jobs_have_ports() -> None:
     for path in SPECS:
         spec = load(path)
-        assert spec.resumable == (spec.checkpoint is not None), path
+        assert spec.resumable == (spec.checkpoint is not None or spec.batch is not None), path
         assert (spec.workload == "serve") == bool(spec.ports), path
 
 

@@ -124,7 +124,7 @@ def test_placeholders_are_kept_for_the_places_that_fill_them() -> None:
     [
         ("model: {params: 7B, method: lora}", []),
         ("sweep: {list: [{a: 1}], budget: 1}", []),
-        ("batch: {items: 'x/*'}", ["batch"]),
+        ("batch: {items: 'x/*'}", []),
         ("replicas: 2", []),
         ("workdir: {git: x, ref: y}", []),
         ("data: [./here, s3://b/x, hf://o/n, 'https://h/y', 'lab:z']", []),

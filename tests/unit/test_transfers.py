@@ -158,7 +158,7 @@ def test_the_machines_tell_what_they_bring(tmp_path: Path, monkeypatch: pytest.M
     run = SimpleNamespace(key="t0.1", task="t0", n=1, resume_hash="", resume_step=None, environment={"torch": None})
     context: Any = SimpleNamespace(
         rental=SimpleNamespace(id="gj-1", nonce="n"), assignment=run, job=SimpleNamespace(id="j"),
-        spec=SimpleNamespace(checkpoint=None, artifacts=None), mirrored=frozenset(),
+        spec=SimpleNamespace(checkpoint=None, artifacts=None), mirrored=frozenset(), task=None,
     )  # fmt: skip
     with pytest.raises(WorkFailed, match="gone"):
         machines.mirror(context)
