@@ -102,3 +102,38 @@ def test_replicas_are_equal_machines_and_one_cancel_releases_them(tmp_path: Path
         assert len(world.machines()) == 1
         world.cli("cancel", "other", "--now")
         world.wait("other", code=5)
+
+
+REPORTING = """
+for step in 1 2 3 4 5 6; do
+  echo "step=$step loss=$GPUJOB_PARAM_x"
+  case "$GPUJOB_PARAM_x" in 0.[0-4]*) sleep 0.4;; *) sleep 3;; esac
+done
+"""
+
+
+def test_drawn_legs_that_are_behind_are_stopped_and_their_machine_goes_on(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        spec = {
+            "parameters": {"x": {"uniform": [0, 1]}}, "search": {"trials": 5, "seed": 3}, "budget": "5 USD",
+            "metric": {"name": "loss", "goal": "minimize", "regex": "step=(?P<step>[0-9]+) loss=(?P<value>[0-9.e-]+)"},
+            "stop_early": {"method": "asha", "min_reports": 2, "eta": 2}, "max_parallel": 1,
+        }  # fmt: skip
+        world.apply(world.spec("drawn", REPORTING, sweep=spec))
+        job = world.wait("drawn")
+        assert job.outcome is Outcome.DONE
+        with world.books() as store:
+            tasks = store.tasks(job.id)
+        assert len(tasks) == 5
+        assert len({task.params["x"] for task in tasks}) == 5
+        stopped = [task for task in tasks if task.reason is Reason.STOPPED_EARLY]
+        assert stopped
+        assert all(task.outcome is Outcome.DONE for task in tasks)
+        best = min(tasks, key=lambda task: float(task.params["x"]))
+        assert best not in stopped
+        assert len(world.rentals("drawn")) == 1  # it goes on with the next leg
+        (shown,) = [leg for leg in world.json("ps", "drawn") if leg["leg"] == best.id]
+        assert (shown["state"], shown["step"]) == ("done", 6)
+        out, _ = world.cli("logs", "drawn/best")
+        assert f"loss={best.params['x']}" in out
+        world.assert_clean("drawn")
