@@ -9,17 +9,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from agent_machine import JOB, Machine
 from fault_proxy import FaultProxy
 from s3_server import S3Server
 
+from orchestrator.execute import WorkFailed
 from orchestrator.objects.checkpoints import StoreMirror, fetch
 from orchestrator.objects.layout import Layout
 from orchestrator.objects.settings import Location
-from orchestrator.store_side import slots
+from orchestrator.store_side import StoreSide, slots
 
 MB = 1 << 20
 SLEEP = "trap 'exit 0' TERM; sleep 600 & wait $!"
@@ -285,3 +287,36 @@ def test_retention_keeps_what_is_needed_and_a_pruned_ones_shared_objects(machine
     assert not (objects[1] - objects[2] - objects[3]) & there
     run.save(4, {"shared": shared, "own": os.urandom(5 * MB)})
     assert run.done(4) == [2, 3, 4]  # what it did not send again was not removed meanwhile
+
+
+def test_the_next_run_fetches_it_from_the_store_and_never_an_altered_one(
+    machine: Machine, s3_server: S3Server, fault_proxy: FaultProxy
+) -> None:
+    run = Mirrored(machine, s3_server, "fetched")
+    run.give()
+    run.order()
+    files = {"w": os.urandom(9 * MB), "small": b"s", "none": b""}
+    run.save(1, files)
+    run.done(1)
+    through = StoreMirror(s3_server.store(prefix="fetched", endpoint=fault_proxy.endpoint), run.mirror.layout)
+    (found,) = through.listing().checkpoints
+    side = StoreSide(cast(Any, None), time.time)
+    context = cast(Any, SimpleNamespace(assignment=SimpleNamespace(task="t0", n=2, key="t0.2")))
+    remote = machine.job / "resume" / "t0.2"
+
+    class Asked:
+        def agent(self, command: str, payload: dict[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+            return machine.do(command, **payload)
+
+    def bring() -> None:
+        side.bring_down(machine.do, cast(Any, Asked()), context, found, through, str(remote), lambda progress: None)
+
+    bring()
+    for name, data in content(files).items():
+        assert (remote / "step_1" / name).read_bytes() == data
+    fault_proxy.fault = lambda method, path, number: "alter" if method == "GET" and "/o/" in path else None
+    (remote / "step_1" / "w").write_bytes(b"of an earlier try")
+    with pytest.raises(WorkFailed, match="damaged") as failed:
+        bring()
+    assert failed.value.data == {"damaged": found.manifest.hash}
+    assert run.mirror.listing().manifests == ()  # said for good, also to a controller that starts later
