@@ -106,6 +106,18 @@ def test_new_checkpoints_are_mirrored_while_the_job_runs() -> None:
     assert kinds(decision) == {"MirrorCheckpoints"}
 
 
+def test_access_to_a_store_is_renewed_in_time_and_once_after_our_own_start() -> None:
+    stored, run = replace(cf.POLICY, store=True), {"assignments": (cf.assignment(),)}
+    asked = of(decide(running(), policy=stored, **run), act.RenewStore)
+    assert [(each.task, each.n) for each in asked] == [("t0", 1)]
+    key = f"{asked[0].rental}/t0.1"
+    later = decide(running(), policy=stored, store_until={key: T0 + 7200}, **run)
+    assert of(later, act.RenewStore) == []
+    due = decide(running(), policy=stored, store_until={key: T0 + 1}, now=T0 + 5, **run)
+    assert len(of(due, act.RenewStore)) == 1
+    assert of(decide(running(), **run), act.RenewStore) == []  # this computer is the mirror
+
+
 def test_a_notice_signals_with_the_time_that_is_left() -> None:
     noticed = replace(running(), machine=cf.machine(runs={"t0.1": cf.run()}, notice=Notice(T0 + 630)))
     (signal,) = of(decide(noticed, assignments=(cf.assignment(),)), act.SendSignal)
