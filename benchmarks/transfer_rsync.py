@@ -182,7 +182,7 @@ def many_there(state: str, manifest: str, words: str) -> None:
 
 
 def main(base: Path, repeats: int) -> None:
-    with rented(base) as machine:
+    with rented(base, 7200) as machine:
         big = base / "big.bin"
         with big.open("wb") as out:
             for _ in range(1024):

@@ -44,6 +44,7 @@ SILENCE_S = 60  # rsync's own limit for a connection that says nothing
 TIMEOUT_S = 24 * 3600.0
 TERM_S = 3.0  # rsync tidies up on SIGTERM, then it is killed
 PARTIAL = ".gpujob-partial"  # beside the file: a cut transfer goes on from there
+REST_S = 0.02  # between two reads: rsync says something after each of thousands of files, and waking costs it time
 EVIDENCE = 2000  # characters of rsync's last words
 
 # rsync's exit codes that mean the connection, not the files: protocol stream, time-outs, and ssh's own 255
@@ -302,6 +303,7 @@ class _Watch:
                     elif key.fileobj is child.stdout:
                         self.text = (self.text + data)[-8192:]
                         self._report()
+                        self.stop.wait(REST_S)
                     else:
                         self.err = (self.err + data)[-8192:]
         return ""

@@ -39,11 +39,11 @@ class Rented:
 
 
 @contextlib.contextmanager
-def rented(base: Path) -> Iterator[Rented]:
-    """A machine below `base` that is ready for data."""
+def rented(base: Path, seconds: float = 600) -> Iterator[Rented]:
+    """A machine below `base` that is ready for data, and ends after `seconds` whatever happens."""
     home = Home(state=base / "state", config=base / "config").make()
     provider = LocalProvider(ProviderConfig("dep", home.state, (GpuRow("RTX-4090", 24),)))
-    folder, end = home.rental(RENTAL), time.time() + 600
+    folder, end = home.rental(RENTAL), time.time() + seconds
     boot = Boot(boot_hook(nonce=NONCE, end=end, grace_s=5, action="kill", rental=RENTAL), ssh.new_key(folder))
     made = provider.create(provider.offers(Ask())[0], Tag("dep", RENTAL), end, boot)
     try:
