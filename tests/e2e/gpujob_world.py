@@ -306,8 +306,12 @@ class World:
         assert not self.home.secrets(self.job(name).id).exists()
 
 
-def counting(steps: int, every: float = 0.2, save_every: int = 5) -> str:
-    """A program that counts, saves numbered checkpoints atomically, resumes, and logs each step once."""
+def counting(steps: int, every: float = 0.2, save_every: int = 5, taken: bool = False) -> str:
+    """A program that counts, saves numbered checkpoints atomically, resumes, and logs each step once.
+
+    `taken`: its first machine is taken away, so before the last step of a fresh start it waits for that.
+    """
+    pause = f'[ -n "$GPUJOB_RESUME_FROM" ] || [ "$step" -lt {steps - 1} ] || sleep 600 & wait $!' if taken else ":"
     return f"""
 step=0
 if [ -n "$GPUJOB_RESUME_FROM" ]; then step=$(cat "$GPUJOB_RESUME_FROM"); echo "resumed at $step"; fi
@@ -317,6 +321,7 @@ while [ "$step" -lt {steps} ]; do
   step=$((step + 1)); echo "step=$step"
   [ $((step % {save_every})) -ne 0 ] || save
   sleep {every} & wait $!
+  {pause}
 done
 echo "finished at $step" | tee "$GPUJOB_OUT/result.txt"
 """

@@ -33,7 +33,7 @@ def test_an_announced_reclaim_saves_and_goes_on_at_that_step(tmp_path: Path) -> 
 
 def test_a_killed_machine_costs_what_was_not_mirrored_and_no_more(tmp_path: Path) -> None:
     with World(tmp_path) as world:
-        world.apply(world.spec("count", counting(24, save_every=8), **SPOT))
+        world.apply(world.spec("count", counting(24, save_every=8, taken=True), **SPOT))
         world.until(lambda: world.checkpoints("count"), "a first checkpoint is durable")
         before = max(row.step for row in world.checkpoints("count"))
         world.kill_machine(world.rentals("count")[0].id)
