@@ -22,7 +22,7 @@ from gpujob_world import World  # noqa: E402
 from sim_sweep import checked, reclaim_often, sweep_wish, sweep_world  # noqa: E402
 from sim_time import T0  # noqa: E402
 
-LEGS, WORK_S, PARALLEL = 500, 1800.0, 40
+LEGS, WORK_S, PARALLEL = 500, 1800.0, 100
 CLOUDS = ("aurora", "borealis", "corona")
 REAL, SLEEP_S, AT_ONCE = 40, 5.0, 8
 

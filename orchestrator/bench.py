@@ -73,11 +73,13 @@ class Bench:
     def next(self) -> Task | None:
         """The task that the next free machine gets; one whose last machine may still run it is passed over."""
         for task in self.waiting:
-            if task.id not in self.taken and task.cancel_at is None and task.stop_at is None:
-                if resume.free_since(self.facts, task.id) is None:
-                    continue
+            if task.id not in self.taken and task.cancel_at is None and task.stop_at is None and self.free(task.id):
                 return task
         return None
+
+    def free(self, task: str) -> bool:
+        """Whether no earlier run of it can still write; most of hundreds of tasks never had one."""
+        return task not in self.runs or resume.free_since(self.facts, task) is not None
 
     @property
     def drawable(self) -> int:
@@ -91,6 +93,11 @@ class Bench:
         if last is None or self.tasks[last.task].outcome is not None or self.newest(last.task) != last:
             return None
         return last
+
+    def brought(self, run: Assignment) -> bool:
+        """Whether all that the run needs is on its machine by an earlier task's run there: code and data."""
+        there = (a for a in self.facts.assignments if a.rental == run.rental and a.key != run.key)
+        return not run.resume_hash and any(a.ordered_at is not None for a in there)
 
     def live(self) -> Iterator[RentalFacts]:
         """Machines that are there or on their way."""

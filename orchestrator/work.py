@@ -215,7 +215,11 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     if assignment.resume_hash in facts.passed_over and assignment.key not in rental.machine.runs:
         saves.resume_from_another(draft, assignment)
         return
-    if f"{row.id}/{assignment.key}" in facts.prepared or assignment.key in rental.machine.runs:
+    if (
+        f"{row.id}/{assignment.key}" in facts.prepared
+        or assignment.key in rental.machine.runs
+        or (draft.bench is not None and draft.bench.brought(assignment))
+    ):
         draft.do(SendOrder(row.id, assignment.task, assignment.n), "everything is verified there")
         return
     prepare = Prepare(row.id, assignment.task, assignment.n)

@@ -261,7 +261,7 @@ def _free_slots(bench: Bench) -> list[int]:
 def _needed(bench: Bench) -> int:
     """Tasks, and legs still to be drawn, that no machine will take that is there or on its way."""
     ready = (t for t in bench.waiting if t.id not in bench.taken and t.cancel_at is None and t.stop_at is None)
-    assignable = sum(1 for t in ready if resume.free_since(bench.facts, t.id) is not None)
+    assignable = sum(1 for t in ready if bench.free(t.id))
     coming = sum(1 for r in bench.live() if r.rental.phase is RentalPhase.INTENT)
     return assignable + max(0, bench.drawable - bench.idle) - coming
 

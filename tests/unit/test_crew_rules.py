@@ -102,6 +102,18 @@ def test_a_machine_goes_on_with_the_next_leg_when_its_own_is_decided() -> None:
     assert committed(reconcile(seen, policy())) == {"gj-abcdef-1": "b"}
 
 
+def test_what_a_machine_has_is_not_brought_again_but_a_checkpoint_is() -> None:
+    tasks = (replace(TASKS[0], outcome=Outcome.DONE), *TASKS[1:])
+    over = run("a", exit=cf.ended(0), closed_at=T0 + 510, results_at=T0 + 520)
+    fresh = run("b", committed_at=T0 + 521, ordered_at=None)
+    seen = facts(worker(1), tasks=tasks, assignments=(over, fresh))
+    assert [order.task for order in of(reconcile(seen, policy()), act.SendOrder)] == ["b"]
+    resumed = replace(seen, assignments=(over, replace(fresh, resume_hash="h1", resume_name="s")))
+    assert of(reconcile(resumed, policy()), act.SendOrder) == []
+    first = reconcile(replace(seen, assignments=(fresh,)), policy())
+    assert [prepare.task for prepare in of(first, act.Prepare)] == ["b"]
+
+
 def test_a_machine_without_a_leg_to_come_is_released() -> None:
     busy = replace(worker(1), machine=cf.machine(runs={"a.1": cf.run()}))
     decision = reconcile(facts(busy, worker(2), tasks=TASKS[:1], assignments=(run("a"),)), policy())
