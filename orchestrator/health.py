@@ -21,6 +21,7 @@ from orchestrator.model import Assignment, Job, Policy, Rental, RentalPhase
 from orchestrator.points import Point, joined
 from orchestrator.series import read
 from orchestrator.store.errors import StoreError
+from orchestrator.successor import deadline
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
@@ -132,7 +133,7 @@ class Health:
             saved_at=max(saved, default=None),
             every_s=float(every.seconds) if every is not None else None,
             total=progress[-1].total if progress else None,
-            end=rental.end,
+            end=_end_of(job, rental, run, policy),
             ttl_s=policy.ttl_s,
             spent=float(store.spent(job.id, policy.rates)),
             budget=float(policy.budget) if policy.budget is not None else None,
@@ -164,6 +165,18 @@ class Health:
         held = {alarm.kind for alarm in alarms}
         self._since = {key: at for key, at in self._since.items() if key[0] != run.rental or key[1] in held}
         loop.store.alarms_hold(job.id, run.task, run.n, shown)
+
+
+def _end_of(job: Job, rental: Rental, run: Assignment, policy: Policy) -> float | None:
+    """When the work is ended for good. A machine of many tasks moves its own end out while there is work for it: there
+    the leg's own end counts, or the job's.
+    """
+    if policy.crew is None:
+        return rental.end
+    if policy.crew.kind == "sweep":
+        begun, ttl = run.ordered_at, policy.crew.leg_ttl_s
+        return None if begun is None or ttl is None else begun + ttl + job.ttl_extra_s
+    return None if job.first_rental_at is None else deadline(job, policy, job.first_rental_at)
 
 
 def in_words(alarm: Alarm) -> str:

@@ -28,7 +28,7 @@ from orchestrator.messages import (
     StatusSeen,
     TransferSeen,
 )
-from orchestrator.model import Assignment, Reason, Rental, RentalPhase, Sight, Unknown
+from orchestrator.model import Reason, Rental, RentalPhase, Sight, Unknown
 from orchestrator.sending import submit
 from orchestrator.sweep import confirmed, strays
 from providers.base import Instance, Listing, Resource
@@ -178,11 +178,6 @@ def take_word(loop: Loop, message: messages.Word) -> None:
     loop.touch(job)
 
 
-def _run_of(loop: Loop, job: str, rental: str, key: str) -> Assignment | None:
-    """The run of that name, if it was committed on this very rental."""
-    return next((a for a in loop.store.assignments(job) if a.key == key and a.rental == rental), None)
-
-
 def _event(loop: Loop, job: str, rental: str, event: Mapping[str, Any]) -> None:
     """Samples are shown with the run; the rest goes to the journal."""
     now, kind = loop.clock.utc(), str(event.get("t", ""))[:20]
@@ -191,13 +186,13 @@ def _event(loop: Loop, job: str, rental: str, event: Mapping[str, Any]) -> None:
         loop.board.sample(job, rental, event)
     elif kind in TOLD:
         words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("t", "at", "boot"))[:500]
-        run = _run_of(loop, job, rental, key)
+        run = reports.run_of(loop, job, rental, key)
         with loop.store.transaction():
             loop.store.add_journal(now, f"agent:{kind}", words, job=job, rental=rental, data=dict(event))
             if kind == "stage" and event.get("state") == "start" and run is not None:
                 # What people read as SETUP or RUNNING
                 loop.store.progress_seen(job, run.task, run.n, now, phase=str(event.get("stage"))[:20])
-    elif kind in LOOKS and _run_of(loop, job, rental, key) is not None:
+    elif kind in LOOKS and reports.run_of(loop, job, rental, key) is not None:
         loop.store.put_preflight(look_of_event(rental, job, event, now, loop.store.preflights(job)))
     if kind in ("exit", "notice") or key:
         loop.touch(job)

@@ -96,7 +96,7 @@ class Look:
     saved_at: float | None = None  # its newest checkpoint
     every_s: float | None = None  # how often it is to save
     total: float | None = None  # its last step
-    end: float | None = None  # the machine's
+    end: float | None = None  # hard, of the machine or of one of many tasks
     ttl_s: float = math.nan
     spent: float = 0.0
     budget: float | None = None

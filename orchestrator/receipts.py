@@ -207,7 +207,7 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
         case act.SendClose():
             if data.get("dead"):
                 reports.marks(loop, job, action.rental, run)  # the whole log is here: it belongs to what is decided now
-                reports.read(loop, job, action.rental, run)
+                reports.read(loop, job, action.rental, run, complete=True)
                 loop.store.closed(job, action.task, action.n, receipt.at, data.get("cause"))
         case act.MirrorCheckpoints():
             _durable(loop, job, data["rows"])

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 SHARE = 10.0  # of the time that comparing takes: a tenth of a core at most
 CHUNK = 1 << 20  # a turn of the loop reads no more of one log
+NUMBER = re.compile(r"[0-9]{1,9}")  # of a run
 
 
 def marks(loop: Loop, job_id: str, rental: str, key: str) -> None:
     """Items that a run of a batch has marked: failed ones are over at once, done ones once what they made is home."""
     job = loop.store.job(job_id)
-    run = next((a for a in loop.store.assignments(job_id) if a.key == key and a.rental == rental), None)
+    run = run_of(loop, job_id, rental, key)
     task = next((t for t in loop.store.tasks(job_id) if run is not None and t.id == run.task), None)
     if run is None or task is None or not task.items or not job.spec.get("batch"):
         return
@@ -53,26 +54,37 @@ def read_all(loop: Loop, job: str, rental: str) -> None:
             marks(loop, job, rental, run.key)
 
 
-def read(loop: Loop, job_id: str, rental: str, key: str) -> None:
-    """Take in what one run, committed on this rental, has reported since the last look."""
+def read(loop: Loop, job_id: str, rental: str, key: str, *, complete: bool = False) -> None:
+    """Take in what one run, committed on this rental, has reported since the last look. `complete`: its whole log is
+    here, so that its last line needs no end.
+    """
     job = loop.store.job(job_id)
     if not job.spec.get("sweep"):
         return
     spec, _ = loop.spec_of(job)
-    run = next((a for a in loop.store.assignments(job_id) if a.key == key and a.rental == rental), None)
+    run = run_of(loop, job_id, rental, key)
     if spec.sweep is None or spec.sweep.metric is None or run is None:
         return
     found = 0
-    while True:
-        text, read_to = _new_lines(loop.home.log(job_id, run.task, run.n, stage_of(spec)), run)
+    while run is not None:
+        text, read_to = _new_lines(loop.home.log(job_id, run.task, run.n, stage_of(spec)), run.read_to, complete)
         if read_to == run.read_to:
             break
         rows = list(_rows(spec, text, _known(loop, run)))
         loop.store.reported(run, rows, read_to, loop.clock.utc())
         found += len(rows)
-        run = next(a for a in loop.store.assignments(job_id) if a.key == key)
+        run = run_of(loop, job_id, rental, key)
     if found and spec.sweep.stop_early is not None and spec.sweep.stop_early.method != "none":
         loop.judging.wants(job_id)
+
+
+def run_of(loop: Loop, job: str, rental: str, key: str) -> Assignment | None:
+    """The run that a machine calls so, if it was committed on this very rental."""
+    task, _, n = key.rpartition(".")
+    if not NUMBER.fullmatch(n):
+        return None
+    run = loop.store.assignment(job, task, int(n))
+    return run if run is not None and run.rental == rental else None
 
 
 def stage_of(spec: JobSpec) -> str:
@@ -82,16 +94,20 @@ def stage_of(spec: JobSpec) -> str:
     return "run" if spec.sweep.metric.regex else "metrics"
 
 
-def _new_lines(path: Path, run: Assignment) -> tuple[str, int]:
-    """Whole lines after the mark, and where they end; the last one of a run that is over needs no line end."""
+def _new_lines(path: Path, mark: int, complete: bool) -> tuple[str, int]:
+    """Whole lines after the mark, and where they end: half a line would be half a number. Only a line of a megabyte is
+    cut, and the last one of a log that is `complete` needs no end.
+    """
     try:
         with path.open("rb") as log:
-            log.seek(run.read_to)
+            log.seek(mark)
             data = log.read(CHUNK)
     except FileNotFoundError:
-        return "", run.read_to
-    whole = len(data) if run.exit is not None or len(data) == CHUNK else data.rfind(b"\n") + 1
-    return data[:whole].decode("utf-8", "replace"), run.read_to + whole
+        return "", mark
+    whole = data.rfind(b"\n") + 1
+    if (complete and len(data) < CHUNK) or (not whole and len(data) == CHUNK):
+        whole = len(data)
+    return data[:whole].decode("utf-8", "replace"), mark + whole
 
 
 def _rows(spec: JobSpec, text: str, known: int) -> list[tuple[int, float]]:

@@ -116,7 +116,6 @@ def ending(draft: Draft, rental: RentalFacts, run: Assignment | None = None) -> 
         return SignalWhy.BUDGET if rental.rental.end_reason is Reason.BUDGET else SignalWhy.TTL
     if rental.machine.notice is not None or _provider_notice(rental) is not None:
         return SignalWhy.INTERRUPTION
-    run = current(draft.facts, rental.rental.id)
     return SignalWhy.STOP if run is not None and run.stop else None
 
 

@@ -95,6 +95,10 @@ class Reads(Connection):
     def assignments(self, job: str) -> tuple[Assignment, ...]:
         return build_all(Assignment, self._rows("assignments", job=job))
 
+    def assignment(self, job: str, task: str, n: int) -> Assignment | None:
+        row = self._one("assignment", job=job, task=task, n=n)
+        return None if row is None else build(Assignment, row)
+
     def checkpoints(self, job: str) -> tuple[CheckpointRow, ...]:
         """Durable ones that were not pruned, oldest first within a run."""
         return build_all(CheckpointRow, self._rows("checkpoints", job=job))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,19 @@ from loop_desk import Desk
 from jobspecs.schema import from_document
 from orchestrator import actions as act
 from orchestrator import reconcile
+from orchestrator.crew import Crew
 from orchestrator.health import rules_of
 from orchestrator.look import Rule
 from orchestrator.messages import Message, PointSeen, Reached
-from orchestrator.model import Exit, Outcome, Reason, Rental, SignalWhy
+from orchestrator.model import Exit, Outcome, Reason, Rental, SignalWhy, Task
 from orchestrator.series import Series
 
 
 class Ward(Desk):
     """A desk with one running job."""
 
-    def admit(self, **spec: Any) -> Rental:
-        rental = self.rent(spec=spec)
+    def admit(self, tasks: Sequence[Mapping[str, Any]] = (), **spec: Any) -> Rental:
+        rental = self.rent(spec=spec, tasks=list(tasks))
         self.turn(Reached(rental.id, {"ok": True}))
         job = self.job().id
         if not self.store.assignments(job):
@@ -103,6 +106,19 @@ def test_of_a_machine_on_its_way_out_nothing_more_is_said(tmp_path: Path) -> Non
         assert ward.held() == []
 
 
+def test_a_machine_of_many_tasks_moves_its_own_end_so_only_the_legs_counts(tmp_path: Path) -> None:
+    sweep = {"parameters": {"lr": ["1e-4"]}, "budget": "60 USD"}
+    with Ward(tmp_path) as ward:
+        rental = ward.admit(tasks=[{"id": "t0", "params": {}}], sweep=sweep, expected="10m", ttl="100m")
+        assert rental.end - ward.clock.utc() < 30 * 60
+        ward.minutes(rental, 25)
+        assert ward.held() == []
+        later = act.WantEnd(rental.id, rental.end + 3 * 3600, Reason.TTL, Decimal(10))
+        ward.write(ward.job().id, later, act.ConfirmEnd(rental.id))
+        ward.minutes(rental, 70, first=25)
+        assert ward.held() == ["ttl-near"]
+
+
 # --- what is decided -------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +140,14 @@ def test_its_end_is_stalled_and_never_a_new_run() -> None:
     outcomes = [action for action in decision.actions if isinstance(action, act.SetOutcome)]
     assert [(each.outcome, each.reason) for each in outcomes] == [(Outcome.FAILED, Reason.STALLED)]
     assert outcomes[0].detail == "stopped by an alarm: stalled: no step for 31m00s"
+
+
+def test_a_leg_that_an_alarm_stopped_leaves_its_machine_to_the_next_one() -> None:
+    policy = replace(cf.POLICY, crew=Crew("sweep", 1, leg_s=1800.0))
+    over = stopped(exit=Exit("run", 143, cf.T0 + 500, SignalWhy.STOP), closed_at=cf.T0 + 501, results_at=cf.T0 + 502)
+    tasks = (Task("j-1-aaaa", "t0", outcome=Outcome.FAILED, seq=1), Task("j-1-aaaa", "t1", seq=2))
+    decision = reconcile.reconcile(replace(over, tasks=tasks), policy)
+    assert [(type(each), getattr(each, "task", "")) for each in decision.actions] == [(act.CommitAssignment, "t1")]
 
 
 # --- the spec --------------------------------------------------------------------------------------------------------
