@@ -40,7 +40,7 @@ class Notifier:
         self._look_at = 0.0
         self._upto = 0  # the journal's last line that was looked at; in the books it may be minutes older
         self._kept_at = 0.0
-        self._under_way: dict[str, tuple[int, float]] = {}  # target -> the notice, and since when (boot)
+        self._under_way: dict[str, tuple[Notice, float]] = {}  # target -> the notice, and since when (boot)
         self._answers: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
 
     def look(self, boot: float) -> None:
@@ -97,7 +97,7 @@ class Notifier:
         if target is None:
             self._tried(notice, "the config has no such target any more")
             return
-        self._under_way[notice.target] = (notice.id, boot)
+        self._under_way[notice.target] = (notice, boot)
 
         def work() -> None:
             try:
@@ -114,18 +114,12 @@ class Notifier:
     def _take_answers(self, boot: float) -> None:
         while not self._answers.empty():
             name, number, error = self._answers.get()
-            if self._under_way.get(name, (None,))[0] == number:
-                del self._under_way[name]
-                self._tried_by(number, error)
-        for name, (number, since) in list(self._under_way.items()):
+            if name in self._under_way and self._under_way[name][0].id == number:
+                self._tried(self._under_way.pop(name)[0], error)
+        for name, (notice, since) in list(self._under_way.items()):
             if boot - since >= STUCK_S:
                 del self._under_way[name]
-                self._tried_by(number, "no answer for a minute and a half")
-
-    def _tried_by(self, number: int, error: str) -> None:
-        for notice in self._loop.store.due_notices(float("inf"), limit=1000):
-            if notice.id == number:
-                self._tried(notice, error)
+                self._tried(notice, "no answer for a minute and a half")
 
     def _tried(self, notice: Notice, error: str) -> None:
         now = self._loop.clock.utc()

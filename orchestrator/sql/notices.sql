@@ -9,8 +9,10 @@ SELECT :job, :target, :topic, :now, :title, :body, :now
 WHERE NOT EXISTS (
     SELECT 1 FROM notices WHERE job = :job AND target = :target AND topic = :topic AND at > :since);
 
+-- The oldest of each target: however many wait for one that fails, they hide nothing of another.
 -- name: due_notices
-SELECT * FROM notices WHERE over = 0 AND next_at <= :now ORDER BY id LIMIT :limit;
+SELECT * FROM notices WHERE id IN (
+    SELECT min(id) FROM notices WHERE over = 0 AND next_at <= :now GROUP BY target) ORDER BY id;
 
 -- name: notice_tried
 UPDATE notices SET tries = tries + 1, next_at = :next_at, sent_at = :sent_at, over = :over, error = :error

@@ -51,9 +51,9 @@ class Notices(Journal):
             self._run("forget_notices", before=now - KEEP_S)
         return added
 
-    def due_notices(self, now: float, limit: int = 50) -> tuple[Notice, ...]:
-        """What is to be told now."""
-        return build_all(Notice, self._rows("due_notices", now=now, limit=limit))
+    def due_notices(self, now: float) -> tuple[Notice, ...]:
+        """What each target is to be told next, where that is due."""
+        return build_all(Notice, self._rows("due_notices", now=now))
 
     def notice_tried(self, id: int, now: float, error: str, again_at: float | None) -> None:
         """It was told (no error), is tried again then, or is given up (an error and no time)."""

@@ -19,6 +19,7 @@ from orchestrator.home import Home
 from orchestrator.model import Outcome, Reason
 from orchestrator.notify import RETRY_S, STUCK_S, Notifier
 from orchestrator.store import Store
+from orchestrator.store.notices import News
 from orchestrator.targets import NotSent, Target, send
 
 SECRET = "json://user:t0psecret@127.0.0.1:9/hook"
@@ -149,6 +150,18 @@ def test_a_failing_target_is_tried_again_then_given_up_and_disturbs_nobody(offic
     office.post.refuse = None
     office.done()
     assert titles(office) == ["train is done"]
+
+
+def test_what_waits_for_a_dead_target_hides_nothing_of_another(office: Office) -> None:
+    job = office.rent(spec={"notify": ["me", "team"]}).job
+    office.post.hang = threading.Event()
+    many = [News(job, "team", f"outcome:{number}", "old", "") for number in range(60)]
+    upto = office.store.journal(job, limit=1000)[-1].id
+    office.store.put_news(upto, [*many, News(job, "me", "outcome:60", "new", "")], office.clock.utc())
+    office.turn(after=2.0)
+    office.post.hang.set()
+    office.settle()
+    assert "new" in titles(office)
 
 
 def test_a_plugin_that_breaks_in_its_own_way_is_a_failure_like_any_other(office: Office) -> None:
