@@ -24,12 +24,17 @@ def inherit(home: Home, old: str, new: str, task: str, wanted: Iterable[str]) ->
     taken = []
     for manifest in listing(home, old, task).manifests:
         if manifest.hash in hashes:
-            bare = replace(manifest, job=new, n=INHERITED, parent=None, hash="")
-            mine = replace(bare, hash=content_hash(bare))
+            mine = as_inherited(manifest, new)
             _link(parts_of(home.mirror(old, task), manifest), parts_of(home.mirror(new, task), mine), manifest)
             write_private(manifest_path(home.mirror(new, task), mine), to_bytes(mine))
             taken.append(mine)
     return taken
+
+
+def as_inherited(manifest: Manifest, job: str) -> Manifest:
+    """The same checkpoint as run 0 of a later job."""
+    bare = replace(manifest, job=job, n=INHERITED, parent=None, hash="")
+    return replace(bare, hash=content_hash(bare))
 
 
 def _link(source: Path, dest: Path, manifest: Manifest) -> None:

@@ -36,11 +36,9 @@ from orchestrator import (
 from orchestrator.connections import CALL_S
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.images import container_of
-from orchestrator.inherit import inherit
-from orchestrator.lineage import passed_over
 from orchestrator.mirror import DamagedCheckpoint, listing
 from orchestrator.mirror_run import bring
-from orchestrator.model import PLAIN_TASK, Assignment, Cause, CheckpointRow, Facts, Job, Outcome, Reason, Rental
+from orchestrator.model import PLAIN_TASK, Assignment, Cause, Facts, Job, Outcome, Reason, Rental
 from orchestrator.publish import discard, publish
 from orchestrator.result_plan import RESULTS, checkpoint_root, plan_of
 from orchestrator.retention import retain, thin
@@ -289,37 +287,6 @@ class Machines(StoreMachines):
     def _record_once(self, context: Context, connection: ssh.Connection) -> dict[str, Any] | None:
         """What the run has, the first time that something of it comes home: a run that is lost later has said it."""
         return None if _run(context).environment else self._record(context, connection)
-
-    def list_mirror(self, context: Context, task: str) -> Mapping[str, Any]:
-        """The complete listing of a task's mirror."""
-        began = self._clock.utc()
-        found = listing(self._home, context.job.id, task)
-        over = passed_over(found.manifests)
-        words = [f"{m.name} of run {m.n} is not resumed from: {why}" for m, why in over]
-        words += [f"{broken.path.name} was set aside: {broken.why}" for broken in found.broken]
-        manifests, broken_hashes = found.manifests, set()
-        store = self._stores.mirror_of(context.spec, context.job, task)
-        if store is not None:
-            self._take_over(context.job, store)
-            listed, more = self._stores.listing(store)
-            manifests, words = (*manifests, *listed.manifests), [*words, *more]
-            over = passed_over(manifests)
-            broken_hashes = {each.hash for each in listed.broken if each.hash}
-        return {
-            "rows": [self._row(m) for m in manifests],
-            "passed_over": {m.hash for m, _ in over} | broken_hashes,
-            "words": words,
-            "began": began,
-        }
-
-    def inherit(self, old: Job, new: Job, rows: tuple[CheckpointRow, ...]) -> list[CheckpointRow]:
-        """Take over the durable checkpoints of an earlier job: the same parts under new manifests of run 0."""
-        found = []
-        for task in dict.fromkeys(row.task for row in rows):
-            mine = (row.hash for row in rows if row.task == task)
-            found += [self._row(m) for m in inherit(self._home, old.id, new.id, task, mine)]
-        self._remember_stored(old, new, rows)
-        return found
 
     def collect(self, context: Context, effect: act.CollectResults) -> Mapping[str, Any]:
         """Bring results home: bit by bit during the run; verified, recorded and published at its end."""

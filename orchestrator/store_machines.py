@@ -1,6 +1,6 @@
-"""Effects on machines that mirror to an object store: access given and renewed, mirrors followed, resumes fetched.
+"""Effects on mirrors: listed, taken over from an earlier job; in an object store: access, mirroring, resumes.
 
-The part of `machine.Machines` that looks into stores; `store_side.StoreSide` has the work itself.
+The part of `machine.Machines` that looks into mirrors and stores; `store_side.StoreSide` has the work itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from jobspecs.rules import is_remote
 from orchestrator.connections import CALL_S, Connections
 from orchestrator.execute import Context, WorkFailed
-from orchestrator.lineage import resume_choice
-from orchestrator.mirror import listing, parts_of
+from orchestrator.inherit import as_inherited, inherit
+from orchestrator.lineage import passed_over, resume_choice
+from orchestrator.mirror import listing, manifest_path, parts_of, to_bytes
 from orchestrator.model import Assignment, CheckpointRow, Job, Rental
 from orchestrator.objects.checkpoints import StoreMirror, fetch
 from orchestrator.objects.errors import StoreError
 from orchestrator.objects.layout import Layout, filled
 from orchestrator.objects.places import Places
+from orchestrator.objects.settings import same_bucket
 from orchestrator.ssh_errors import AgentRefused
 from orchestrator.ssh_files import write_private
 from orchestrator.store_results import RemoteItem, Uploaded, upload
@@ -134,6 +136,39 @@ class StoreMachines(Connections):
         shown = {"environment": record, "folder": folder, "rate": None, "words": sent.words, "moved": []}
         return {**shown, "many": many}
 
+    # --- mirrors ------------------------------------------------------------------------------------------------------
+
+    def list_mirror(self, context: Context, task: str) -> Mapping[str, Any]:
+        """The complete listing of a task's mirror."""
+        began = self._clock.utc()
+        store = self._stores.mirror_of(context.spec, context.job, task)
+        words = self._take_over(context.job, task, store)
+        found = listing(self._home, context.job.id, task)
+        manifests, broken_hashes = found.manifests, set()
+        over = passed_over(manifests)
+        words += [f"{m.name} of run {m.n} is not resumed from: {why}" for m, why in over]
+        words += [f"{broken.path.name} was set aside: {broken.why}" for broken in found.broken]
+        if store is not None:
+            listed, more = self._stores.listing(store)
+            manifests, words = (*manifests, *listed.manifests), [*words, *more]
+            over = passed_over(manifests)
+            broken_hashes = {each.hash for each in listed.broken if each.hash}
+        return {
+            "rows": [self._row(m) for m in manifests],
+            "passed_over": {m.hash for m, _ in over} | broken_hashes,
+            "words": words,
+            "began": began,
+        }
+
+    def inherit(self, old: Job, new: Job, rows: tuple[CheckpointRow, ...]) -> list[CheckpointRow]:
+        """Take over the durable checkpoints of an earlier job: the same parts under new manifests of run 0."""
+        found = []
+        for task in dict.fromkeys(row.task for row in rows):
+            mine = (row.hash for row in rows if row.task == task)
+            found += [self._row(m) for m in inherit(self._home, old.id, new.id, task, mine)]
+        self._remember_stored(old, new, rows)
+        return found
+
     def _newest_checkpoint(self, context: Context) -> Manifest | None:
         """What the default results have beside OUT; one that lies in a store is fetched where it is small."""
         found = resume_choice(listing(self._home, context.job.id, _run(context).task).manifests)
@@ -166,18 +201,39 @@ class StoreMachines(Connections):
     def _taken_over(self, job: str, task: str) -> Path:
         return self._home.job(job) / TAKEN_OVER.format(task)
 
-    def _take_over(self, job: Job, mirror: StoreMirror) -> None:
-        """Write what was noted into the job's own mirror, as run 0; once."""
-        note = self._taken_over(job.id, mirror.layout.task)
+    def _take_over(self, job: Job, task: str, mirror: StoreMirror | None) -> list[str]:
+        """Take over what was noted, once: in the same store as run 0 of the job's own mirror, without a copy; from
+        another one the newest comes to this computer. Words on what could not be taken over.
+        """
+        note = self._taken_over(job.id, task)
         try:
             wanted = json.loads(note.read_bytes())
         except FileNotFoundError:
-            return
+            return []
         opened = self._stores.places.of(wanted["place"])
-        if opened.settings.url.split("/")[2] == mirror.layout.mirror.settings.bucket:
-            earlier = StoreMirror(opened.store, Layout(opened.location, wanted["job"], mirror.layout.task))
-            mirror.inherit(earlier, frozenset(wanted["hashes"]))
+        earlier = StoreMirror(opened.store, Layout(opened.location, wanted["job"], task))
+        hashes, words = frozenset(wanted["hashes"]), []
+        if mirror is not None and same_bucket(opened.settings, mirror.layout.mirror.settings):
+            mirror.inherit(earlier, hashes)
+        else:
+            words = self._bring_over(job, task, earlier, hashes)
         note.unlink()
+        return words
+
+    def _bring_over(self, job: Job, task: str, earlier: StoreMirror, hashes: frozenset[str]) -> list[str]:
+        held = [each for each in earlier.listing().checkpoints if each.manifest.hash in hashes]
+        choice = resume_choice([each.manifest for each in held])
+        found = next((each for each in held if each.manifest == choice), None)
+        if found is None:
+            return []
+        where = earlier.layout.mirror.url
+        if found.manifest.bytes > HOME_MAX:
+            shown = f"{found.manifest.name} ({found.manifest.bytes / 1e9:.1f} GB)"
+            return [f"{shown} stays in {where}, which is not this job's mirror, and is not resumed from"]
+        mine, mirror = as_inherited(found.manifest, job.id), self._home.mirror(job.id, task)
+        fetch(earlier.store, found, parts_of(mirror, mine))
+        write_private(manifest_path(mirror, mine), to_bytes(mine))
+        return []
 
     def _row(self, manifest: Manifest) -> CheckpointRow:
         return CheckpointRow(

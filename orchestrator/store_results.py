@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from orchestrator import artifacts
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.model import PLAIN_TASK
 from orchestrator.objects.base import ObjectStore, Stored
-from orchestrator.objects.errors import StoreMissing
+from orchestrator.objects.errors import StoreError, StoreMissing
 from orchestrator.objects.layout import filled
 from orchestrator.objects.places import Place
 from orchestrator.publish import PUBLISHED
@@ -166,19 +167,28 @@ def _move(
     tell: Callable[[Progress], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Have the agent send them; its word on each item, by id."""
-    items = [item for each in files for item in _items(each)]
-    state = side.transfer(ask, run, name, {"kind": "up", "root": root, "items": items}, False, tell)
-    told: dict[str, Any] = state.get("items") or {}
-    if state["state"] != "done":
+    try:
+        items = [item for each in files for item in _items(each)]
+        state = side.transfer(ask, run, name, {"kind": "up", "root": root, "items": items}, False, tell)
+        told: dict[str, Any] = state.get("items") or {}
+        if state["state"] != "done":
+            raise WorkFailed(f"not uploaded: {state.get('error')}")
         for each in files:
             if each.upload:
-                each.place.store.multipart_abort(each.key, each.upload)
-        raise WorkFailed(f"not uploaded: {state.get('error')}")
+                etags = [str(told.get(mark, {}).get("etag", "")) for mark in each.ids]
+                each.place.store.multipart_complete(each.key, each.upload, etags)
+    except BaseException:
+        _forget_parts(files)
+        raise
+    return told
+
+
+def _forget_parts(files: list[_File]) -> None:
+    """Parts that nothing joins are in no listing, and cost money for ever; the next try begins others."""
     for each in files:
         if each.upload:
-            etags = [str(told.get(mark, {}).get("etag", "")) for mark in each.ids]
-            each.place.store.multipart_complete(each.key, each.upload, etags)
-    return told
+            with contextlib.suppress(StoreError):
+                each.place.store.multipart_abort(each.key, each.upload)
 
 
 def _items(each: _File) -> Iterable[dict[str, Any]]:

@@ -65,6 +65,11 @@ class StoreSettings:
         return urlsplit(self.url).path.strip("/")
 
 
+def same_bucket(one: StoreSettings, other: StoreSettings) -> bool:
+    """Whether two entries mean the same bucket: at another endpoint the same name is another one's."""
+    return (one.bucket, one.endpoint.rstrip("/")) == (other.bucket, other.endpoint.rstrip("/"))
+
+
 @dataclass(frozen=True)
 class Location:
     """A place in a store: `prefix` is the whole key prefix, without slashes at its ends."""
