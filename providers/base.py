@@ -212,6 +212,14 @@ class Listing:
     others: tuple[Resource, ...] = ()
 
 
+@dataclass(frozen=True)
+class Balance:
+    """What an account can still spend."""
+
+    amount: Decimal
+    currency: str
+
+
 class DestroyAck(enum.Enum):
     """The provider's answer to a destroy."""
 
@@ -278,4 +286,13 @@ class ListsStrangers(Protocol):
         """All machines, disks and addresses of the account in `region`, whoever made them; `tag` is None where it
         is not ours to read. Nothing that only this verb shows is ever changed.
         """
+        ...
+
+
+@runtime_checkable
+class TellsBalance(Protocol):
+    """A further verb of providers with `caps.balance`; a read like any other, and raises as they do."""
+
+    def balance(self) -> Balance:
+        """What the account can spend now."""
         ...

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GROUP = "gpujob.providers"
 DISTRIBUTION = "gpujob"
 BUILT_IN = {
+    "autodl": "providers.autodl:AutoDlProvider",
     "aws": "providers.aws:AwsProvider",
     "lambda": "providers.lambda_cloud:LambdaProvider",
     "local": "providers.local:LocalProvider",
@@ -29,6 +30,7 @@ BUILT_IN = {
 }
 #: Providers with one key -> the variable that holds it; `gpujob login` keeps it under the same name.
 KEYS = {
+    "autodl": "AUTODL_TOKEN",
     "aws": "AWS_LOGIN_KEY",  # id and secret in one line; boto3's own variables win
     "lambda": "LAMBDA_API_KEY",
     "runpod": "RUNPOD_API_KEY",

@@ -60,7 +60,7 @@ class Rest:
     """Calls to one API with one key. Thread-safe. `judge` maps the company's own error bodies; None: the rules above.
 
     `what` of a call is the verb that it serves (`create`, `list`, `destroy`, ...); a 429 holds back calls of the same
-    `what`, or all where `shared_limit`.
+    `what`, or all where `shared_limit`. `scheme` stands before the key in the Authorization header.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class Rest:
         per_second: float,
         burst: int,
         shared_limit: bool = False,
+        scheme: str = "Bearer ",
     ) -> None:
         self.provider, self.base = provider, base.rstrip("/")
-        self._key, self._judge, self._shared = key, judge, shared_limit
+        self._key, self._judge, self._shared, self._scheme = key, judge, shared_limit, scheme
         self._per_second, self._burst = per_second, float(burst)
         self._tokens, self._filled = float(burst), time.monotonic()
         self._resting: dict[str, float] = {}
@@ -91,11 +92,14 @@ class Rest:
         query: Mapping[str, str | int] | None = None,
         body: Any = None,
         may: Sequence[int] = (),
+        reads: bool | None = None,
     ) -> Answer:
-        """One request. Statuses of `may` are returned as 2xx are; every other one raises."""
+        """One request. Statuses of `may` are returned as 2xx are; every other one raises. `reads` says of a POST that
+        it only asks, as some companies list; without it a GET does.
+        """
         key = self._key()
         self._take_turn(what)
-        answer = self._send(method, path, what, query, body, key)
+        answer = self._send(method, path, what, query, body, key, method == "GET" if reads is None else reads)
         if answer.status in may:
             return answer
         if 200 <= answer.status < 300:
@@ -120,18 +124,17 @@ class Rest:
         )  # fmt: skip
 
     def _send(
-        self, method: str, path: str, what: str, query: Mapping[str, str | int] | None, body: Any, key: str
+        self, method: str, path: str, what: str, query: Mapping[str, str | int] | None, body: Any, key: str, reads: bool
     ) -> Answer:
         import httpx
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
         stale = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-        reads = method == "GET"
         attempts = Retrying(
             stop=stop_after_attempt(2 if reads else 1), retry=retry_if_exception_type(stale), reraise=True
         )
         content = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
+        headers = {"Authorization": f"{self._scheme}{key}", "Accept": "application/json"}
         if content is not None:
             headers["Content-Type"] = "application/json"
         try:

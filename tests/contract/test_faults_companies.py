@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from aws_layer import AwsLayer, no_credentials
+from fake_autodl import FakeAutoDl
 from fake_lambda import FakeLambda
 from fake_rest import FakeApi
 from fake_runpod import FakeRunPod
 from fake_spec import ABSENT
 from fake_vast import FakeVast
 
+from providers.autodl import AutoDlProvider
 from providers.aws import AwsProvider
 from providers.base import Ask, Boot, DestroyAck, GpuWish, Instance, Offer, Ref, Tag
 from providers.errors import Ambiguous, AuthFailed, RateLimited, Refused
@@ -43,6 +45,10 @@ class Company:
 
 
 COMPANIES = {
+    "autodl": Company(
+        FakeAutoDl, AutoDlProvider, GpuWish("RTX-4090D", 24, 1), ("POST", "/pro/create$"), ("POST", "/pro/list$"),
+        ("GET", "/pro/status$"), ("POST", "/pro/release$"), lambda fake: len(fake.held),
+    ),
     "aws": Company(
         AwsLayer, AwsProvider, GpuWish("L4", 24, 1), ("POST", "/RunInstances$"), ("POST", "/DescribeInstances$"),
         ("POST", "/DescribeInstances/"), ("POST", "/TerminateInstances$"), lambda fake: len(fake.running),
@@ -269,7 +275,10 @@ def test_the_fake_is_held_to_the_companys_document(desk: Desk) -> None:
     errors = desk.fake.document.errors("POST", "/no/such/address", 200, {})
     assert errors == ["the document has no POST /no/such/address"]
     method = desk.company.list[0]
-    address = {"runpod": "/v2/pods", "lambda": "/api/v1/instances", "vast": "/api/v1/instances"}[desk.fake.name]
+    address = {
+        "autodl": "/api/v1/dev/instance/pro/list", "runpod": "/v2/pods", "lambda": "/api/v1/instances",
+        "vast": "/api/v1/instances",
+    }[desk.fake.name]  # fmt: skip
     assert desk.fake.document.errors(method, address, 200, {"pods": [7], "data": [7], "instances": [7]}) != []
     assert desk.fake.violations == []
 
@@ -279,6 +288,7 @@ def test_a_request_that_breaks_the_document_would_be_seen(desk: Desk) -> None:
         pytest.skip(UNPUBLISHED if desk.company.adapter is AwsProvider else ABSENT)
     method, path = {
         "runpod": ("POST", "/v2/pods"), "lambda": ("POST", "/api/v1/ssh-keys"), "vast": ("PUT", "/api/v0/asks/7/"),
+        "autodl": ("POST", "/api/v1/dev/instance/pro/create"),
     }[desk.fake.name]  # fmt: skip
     assert desk.fake.document.errors(method, path, None, {"image": 7, "name": 7}) != []
 

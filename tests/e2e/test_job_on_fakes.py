@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from aws_layer import AWS_GPUS, AwsLayer
+from fake_autodl import FakeAutoDl
 from fake_machines import LocalMachines
 from fake_metadata import FakeMetadata
 from fake_rest import GPUS, KEY, FakeApi
@@ -37,10 +38,16 @@ def at_company(world: World, company: FakeApi, variable: str, **settings: Any) -
 
 
 def preempted_once(
-    world: World, company: FakeApi, preempt: Callable[[str], None], spot: bool, gpu: str = "RTX-4090", steps: int = 24
+    world: World,
+    company: FakeApi,
+    preempt: Callable[[str], None],
+    spot: bool,
+    gpu: str = "RTX-4090",
+    steps: int = 24,
+    **more: Any,
 ) -> None:
     """Run a counting job, take its first machine away after a checkpoint, and see it end well."""
-    keys = {"providers": [company.name], "gpu": gpu, "spot": spot, "artifacts": None, **SPOT}
+    keys = {"providers": [company.name], "gpu": gpu, "spot": spot, "artifacts": None, **SPOT, **more}
     world.apply(world.spec("count", counting(steps, save_every=4), **keys))
     world.until(lambda: world.checkpoints("count"), "a first checkpoint is durable")
     before = max(row.step for row in world.checkpoints("count"))
@@ -83,6 +90,21 @@ def test_a_job_on_vast_survives_being_outbid_and_leaves_nothing(tmp_path: Path) 
         preempted_once(world, company, lambda contract: company.outbid(int(contract)), spot=True)
         assert company.contracts == {}  # that they are gone takes two minutes of listings without them
         assert company.sent("PUT", "/asks/") == 2
+
+
+@pytest.mark.e2e
+def test_a_job_on_autodl_survives_a_power_off_and_leaves_nothing(tmp_path: Path) -> None:
+    machines = LocalMachines(tmp_path / "cloud", GPUS)
+    with World(tmp_path) as world, FakeAutoDl(machines) as company:
+        at_company(world, company, "AUTODL_TOKEN", user=machines.login(), data_mount="")
+        file = world.home.config_file
+        rates = {"CNY": {"rate": "0.139", "as_of": "2026-10-01"}}
+        file.write_text(file.read_text() + yaml.safe_dump({"rates": rates}))
+        preempted_once(world, company, company.stop, spot=False, gpu="RTX-4090D", allow=["ttl-needs-controller"])
+        world.until(lambda: company.held == [], "both are released, each after its power-off")
+        assert company.sent("POST", "/pro/create$") == 2
+        assert company.sent("POST", "/pro/release$") == 2
+        assert {rental.offer.currency for rental in world.rentals("count")} == {"CNY"}
 
 
 @pytest.mark.e2e

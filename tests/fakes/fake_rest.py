@@ -34,6 +34,8 @@ GPUS = (
     GpuRow("A10", 24),
     GpuRow("A100-80GB-SXM", 80, ("A100-SXM4-80GB",)),
     GpuRow("H100-SXM", 80, ("H100-80GB-HBM3", "H100-SXM5")),
+    GpuRow("RTX-4090D", 24),
+    GpuRow("RTX-4090-48GB", 48, ("vGPU-48GB",)),
 )
 
 FaultKind = Literal["refuse", "lost", "cut", "garbage", "answer-after"]
@@ -102,6 +104,10 @@ class FakeApi:
 
     def routes(self) -> tuple[Route, ...]:
         raise NotImplementedError
+
+    def authorizes(self, header: str) -> bool:
+        """Whether an Authorization header is the account's."""
+        return header == f"Bearer {self.key}"
 
     def unauthorized(self, request: Request) -> Reply:
         raise NotImplementedError
@@ -213,7 +219,7 @@ def _handler(company: FakeApi) -> type[BaseHTTPRequestHandler]:
             address = urlsplit(self.path)
             body = json.loads(data) if data else None
             request = Request(self.command, address.path, (), dict(parse_qsl(address.query)), body)
-            authorized = self.headers.get("Authorization") == f"Bearer {company.key}"
+            authorized = company.authorizes(self.headers.get("Authorization") or "")
             reply, raw = company.serve(request, authorized)
             company.calls.append((self.command, address.path, reply.status if reply else 0))
             if reply is None:

@@ -121,7 +121,7 @@ def test_a_provider_without_a_key_is_named(
     assert login(monkeypatch, name) == 2
     err = capsys.readouterr().err
     assert said in err
-    assert "gpujob login aws|lambda|runpod|vast" in err
+    assert "gpujob login autodl|aws|lambda|runpod|vast" in err
 
 
 def test_an_empty_key_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

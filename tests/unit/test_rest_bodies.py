@@ -14,6 +14,7 @@ from fake_spec import ABSENT, allowed, document
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from providers.autodl import AutoDlProvider
 from providers.base import Ask, Boot, GpuWish, Instance, Listing, Offer, Provider, ProviderConfig, Ref, Tag
 from providers.errors import ProviderError
 from providers.fields import parsed
@@ -26,11 +27,12 @@ from providers.vast import VastProvider
 TAG = Tag("dep", "rental-1", "job", "me")
 ASK = Ask(gpus=tuple(GpuWish(row.name, row.vram_gb, 1) for row in GPUS))
 MAKERS: dict[str, Callable[[ProviderConfig], Any]] = {
+    "autodl": AutoDlProvider,
     "runpod": RunPodProvider,
     "lambda": LambdaProvider,
     "vast": VastProvider,
 }
-OFFERS = {"runpod": "SECURE/NVIDIA A10/1/50", "lambda": "gpu_1x_a10", "vast": "101:40:0.2"}
+OFFERS = {"autodl": "4090D/1/0", "runpod": "SECURE/NVIDIA A10/1/50", "lambda": "gpu_1x_a10", "vast": "101:40:0.2"}
 VERBS: dict[str, Callable[[Provider, Offer], Any]] = {
     "offers": lambda provider, offer: provider.offers(ASK),
     "cpu offers": lambda provider, offer: provider.offers(Ask()),
@@ -39,8 +41,22 @@ VERBS: dict[str, Callable[[Provider, Offer], Any]] = {
     "destroy": lambda provider, offer: provider.destroy(Ref(provider.name, provider.account, offer.region, "883")),
     "create": lambda provider, offer: provider.create(offer, TAG, 2e9, Boot("true", "ssh-ed25519 AAAA x")),
 }
+#: Further verbs, of providers that have them.
+MORE_VERBS: dict[str, Callable[[Any, Offer], Any]] = {
+    "told": VERBS["get"],
+    "list all": lambda provider, offer: provider.list_all(provider.regions()[0]),
+    "balance": lambda provider, offer: provider.balance(),
+}
 #: Where the documents describe the answers of each verb; Lambda's listing reads machines and keys.
 OPERATIONS = [
+    ("autodl", "autodl-derived.yaml", "offers", "POST", "/api/v1/dev/machine/region/gpu_stock"),
+    ("autodl", "autodl-derived.yaml", "list", "POST", "/api/v1/dev/instance/pro/list"),
+    ("autodl", "autodl-derived.yaml", "list all", "POST", "/api/v1/dev/instance/pro/image/private/list"),
+    ("autodl", "autodl-derived.yaml", "get", "GET", "/api/v1/dev/instance/pro/status"),
+    ("autodl", "autodl-derived.yaml", "told", "GET", "/api/v1/dev/instance/pro/snapshot"),
+    ("autodl", "autodl-derived.yaml", "create", "POST", "/api/v1/dev/instance/pro/create"),
+    ("autodl", "autodl-derived.yaml", "destroy", "POST", "/api/v1/dev/instance/pro/release"),
+    ("autodl", "autodl-derived.yaml", "balance", "POST", "/api/v1/dev/wallet/balance"),
     ("runpod", "runpod-v2.json", "offers", "GET", "/v2/catalog/gpus"),
     ("runpod", "runpod-v2.json", "cpu offers", "GET", "/v2/catalog/cpus"),
     ("runpod", "runpod-v2.json", "list", "GET", "/v2/pods"),
@@ -60,7 +76,9 @@ OPERATIONS = [
 
 
 def made(name: str) -> tuple[Any, Offer]:
-    config = ProviderConfig("dep", Path("."), GPUS, {"requests_per_s": 10**9}, lambda variable: "key")
+    config = ProviderConfig(
+        "dep", Path("."), GPUS, {"requests_per_s": 10**9, "prices": {"4090D": 2}}, lambda variable: "key"
+    )
     provider = MAKERS[name](config)
     region = provider.regions()[0]
     spot = name == "vast"
@@ -75,14 +93,17 @@ def answered(name: str, verb: str, status: int, body: Any) -> Any:
     text = json.dumps(body)
     answer = Answer(status, parsed(text), text, {})
 
-    def send(self: Rest, *_: Any) -> Answer:
-        return answer
+    def send(self: Rest, method: str, path: str, *_: Any) -> Answer:
+        if name != "autodl" or path.endswith(AUTODL_PATHS[verb]):
+            return answer
+        said = json.dumps(AUTODL_OTHERS[path.rpartition("/")[2]])  # its verbs take several calls
+        return Answer(200, parsed(said), said, {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rest, "_send", send)
         patch.setattr(Rest, "_take_turn", lambda self, what: None)
         try:
-            return VERBS[verb](provider, offer)
+            return (VERBS | MORE_VERBS)[verb](provider, offer)
         except ProviderError as error:
             return error
 
@@ -147,7 +168,34 @@ ASK_ROW = {
     "gpu_frac": 0.5, "disk_space": 800.0, "dph_base": 0.4, "min_bid": 0.12, "storage_cost": 0.15, "machine_id": 7,
     "geolocation": "Oslo, NO",
 }  # fmt: skip
+BOX = {
+    "uuid": "883", "name": tag_text(TAG, "global"), "status": "running", "gpu_spec_uuid": "4090D",
+    "region_sign": "bj-B2", "req_gpu_amount": 1, "created_at": "2026-06-01T12:00:00+08:00", "machine_id": "m7",
+}  # fmt: skip
+TOLD = {"payg_price": 1880, "proxy_host": "h", "ssh_port": 22, "root_password": "secret"}
+PAGES = {"page_index": 1, "max_page": 1, "result_total": 1}
+
+
+def said(data: Any) -> dict[str, Any]:
+    return {"code": "Success", "msg": "", "data": data}
+
+
+AUTODL_PATHS = {
+    "offers": "gpu_stock", "cpu offers": "gpu_stock", "list": "pro/list", "list all": "image/private/list",
+    "get": "status", "told": "snapshot", "create": "create", "destroy": "release", "balance": "balance",
+}  # fmt: skip
+AUTODL_OTHERS = {
+    "status": said("shutdown"), "list": said({"list": [BOX], **PAGES}), "snapshot": said(TOLD), "power_off": said(None),
+}  # fmt: skip
 USUAL = [
+    ("autodl", "offers", said([{"RTX 4090D": {"idle_gpu_num": 3, "total_gpu_num": 9, "chip_corp": "nvidia"}}])),
+    ("autodl", "list", said({"list": [BOX], **PAGES})),
+    ("autodl", "list all", said({"list": [{"image_uuid": "image-1", "status": "finished"}], **PAGES})),
+    ("autodl", "get", said("running")),
+    ("autodl", "told", said(TOLD)),
+    ("autodl", "create", said("pro-7")),
+    ("autodl", "destroy", said(None)),
+    ("autodl", "balance", said({"assets": 7000, "voucher_balance": 0})),
     ("runpod", "offers", {"gpus": [CARD]}),
     ("runpod", "list", {"pods": [POD]}),
     ("runpod", "get", POD),
@@ -203,6 +251,7 @@ def test_a_body_with_anything_in_place_of_anything_is_read(name: str, verb: str,
 
 
 ERRORS = [
+    ("autodl", {"code": "InternalError", "msg": "当前算力规格暂无库存, 请修改配置或稍等再试", "request_id": "r"}),
     ("runpod", {"title": "Bad Request", "status": 400, "detail": "no", "errors": ["$: additional properties"]}),
     ("lambda", {"error": {"code": "global/quota-exceeded", "message": "Quota exceeded.", "suggestion": None}}),
     ("vast", {"success": False, "error": ["invalid_args"], "msg": "no", "ask_id": 7, "detail": "threshold=4.5"}),
@@ -217,6 +266,6 @@ def test_an_error_body_with_anything_in_place_of_anything_is_an_error(name: str,
     def one(path: tuple[Any, ...], value: Any, drop: bool, status: int) -> None:
         found = answered(name, verb, status, changed(body, path, value, drop))
         # Nothing is asked where the market has no machines without a card.
-        assert isinstance(found, ProviderError) or (name, verb) == ("vast", "cpu offers")
+        assert isinstance(found, ProviderError) or (name in ("vast", "autodl") and verb == "cpu offers")
 
     one()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_spec import ABSENT, SAMPLES
 
-from providers import lambda_cloud, runpod, vast
+from providers import autodl, lambda_cloud, runpod, vast
 from providers.errors import (
     AccountGate,
     Ambiguous,
@@ -23,7 +23,9 @@ from providers.errors import (
 from providers.fields import parsed
 from providers.rest import Answer, Judge, Rest
 
-JUDGES: dict[str, Judge] = {"runpod": runpod._judge, "lambda": lambda_cloud._judge, "vast": vast._judge}
+JUDGES: dict[str, Judge] = {
+    "autodl": autodl._judge, "runpod": runpod._judge, "lambda": lambda_cloud._judge, "vast": vast._judge,
+}  # fmt: skip
 
 
 def judged(company: str, what: str, status: int, body: Any, headers: dict[str, str] | None = None) -> ProviderError:
@@ -42,6 +44,10 @@ def lm(code: str) -> dict[str, Any]:
 
 def vs(error: Any, msg: str = "") -> dict[str, Any]:
     return {"success": False, "error": error, "msg": msg}
+
+
+def ad(code: str, msg: str) -> dict[str, Any]:
+    return {"code": code, "msg": msg, "request_id": "r"}
 
 
 NO_ASK = "error 404/3603: no_such_ask Instance type by id 1234567 is not available."
@@ -90,6 +96,22 @@ CASES: list[tuple[str, str, int, Any, type[ProviderError]]] = [
     ("vast", "create", 429, {"detail": "API requests too frequent endpoint threshold=4.5"}, RateLimited),
     ("vast", "destroy", 400, vs("invalid_args", "invalid instance_id"), Ambiguous),
     ("vast", "destroy", 429, vs("rate_limit_exceeded", "too frequent endpoint threshold=3.0"), RateLimited),
+    # AutoDL: HTTP 200, a code, and for capacity only the text
+    ("autodl", "create", 200, ad("TORealName", "未完成实名认证,认证后才可使用"), AccountGate),
+    ("autodl", "create", 200, ad("BadRequest", "无当前资源访问权限"), AccountGate),
+    ("autodl", "create", 200, ad("InternalError", "当前算力规格暂无库存, 请修改配置或稍等再试"), NoCapacity),
+    ("autodl", "create", 200, ad("InternalError", "系统繁忙"), Ambiguous),
+    ("autodl", "create", 200, ad("RequestParameterIsWrong", "请求参数错误"), Invalid),
+    ("autodl", "create", 200, ad("InternalError", "账户余额不足"), NoFunds),
+    ("autodl", "create", 200, ad("BadRequest", "实例数量已达上限"), QuotaExceeded),
+    ("autodl", "create", 200, ad("NeverSeen", "未知"), Ambiguous),
+    ("autodl", "list", 200, ad("AuthorizeFailed", "token无效"), AuthFailed),
+    ("autodl", "list", 200, ad("BadRequest", "请求过于频繁"), RateLimited),
+    ("autodl", "get", 200, ad("RequestParameterIsWrong", "请求参数错误"), Invalid),
+    ("autodl", "destroy", 200, ad("RequestParameterIsWrong", "请求参数错误"), Ambiguous),
+    ("autodl", "destroy", 200, ad("InternalError", "请先关机"), Ambiguous),
+    ("autodl", "list", 200, {"data": {"list": []}}, Ambiguous),
+    ("autodl", "list", 401, {"detail": "no"}, AuthFailed),
 ]  # fmt: skip
 
 
@@ -148,3 +170,14 @@ def test_every_sample_of_an_error_is_a_provider_error_and_none_is_taken_for_succ
             found = judged("vast", verb, int(status), body)
             assert isinstance(found, ProviderError)
             assert isinstance(found, RateLimited) == (status == "429")
+
+
+def test_every_sample_of_autodl_has_its_class() -> None:
+    kinds = {sample["code"]: type(judged("autodl", "create", 200, sample)) for sample in samples("autodl_errors.json")}
+    assert kinds == {
+        "TORealName": AccountGate,
+        "RequestParameterIsWrong": Invalid,
+        "RecordNotFoundError": Invalid,
+        "InternalError": NoCapacity,
+        "BadRequest": AccountGate,
+    }
