@@ -111,6 +111,8 @@ def only_adds(loop: Loop, old: Job, wish: Mapping[str, Any]) -> bool:
     """Whether a live sweep may be edited in place: the search is the same, and no leg is taken away."""
     before, after = old.spec.get("sweep") or {}, wish["spec"].get("sweep") or {}
     same = all(before.get(key) == after.get(key) for key in ("metric", "search"))
+    if (before.get("search") or {}).get("trials"):  # its legs are drawn: those of another space would be another search
+        return same and before.get("parameters") == after.get("parameters")
     ids = {str(row["id"]) for row in wish.get("tasks") or ()}
     return same and all(task.id in ids for task in loop.store.tasks(old.id)) and bool(before) and bool(after)
 

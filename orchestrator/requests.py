@@ -342,6 +342,10 @@ def _resume(loop: Loop, args: Mapping[str, Any]) -> Answer:
     if newest is not None and newest.id != old.id and newest.terminal_at is None:
         raise NotNow(f"{newest.name}.{newest.run} is live")
     spec = {**old.spec, **{k: str(args[k]) for k in ("ttl", "budget") if args.get(k)}}
+    if args.get("budget") and old.spec.get("sweep"):  # what ended it is the sweep's own, not that of each leg
+        spec["sweep"] = {**old.spec["sweep"], "budget": str(args["budget"])}
+        spec.pop("budget")
+        spec |= {"budget": old.spec["budget"]} if old.spec.get("budget") else {}
     from jobspecs.schema import from_document, spec_hash, to_document
 
     model = from_document(spec)

@@ -57,6 +57,7 @@ def run_cancel(args: argparse.Namespace) -> int:
             client.request(home, "cancel", {"job": job.id, "now": args.now} | ({"task": leg} if leg else {}))
             if leg and args.output == "table":
                 print(f"{job.name}/{leg} is told to save; the others go on; `gpujob ps {job.name}` shows them")
+                said.append({"id": job.id, "name": job.name, "run": job.run, "was_over": False})
                 continue
         said.append({"id": job.id, "name": job.name, "run": job.run, "was_over": over})
         if args.output == "table":

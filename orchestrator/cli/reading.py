@@ -28,7 +28,7 @@ from orchestrator.model import (
     SignalWhy,
     Task,
 )
-from orchestrator.words import Picture, Words, attempt_shown, picture_of, words_of
+from orchestrator.words import Picture, State, Words, attempt_shown, picture_of, words_of
 
 if TYPE_CHECKING:
     from orchestrator.home import Home
@@ -108,6 +108,8 @@ class View:
     @cached_property
     def words(self) -> Words:
         """State, reason and what happens next."""
+        if self.leg is not None and self.leg.outcome is not None:
+            return leg_words(self.job.name, self.leg, len(self.runs))
         stage = self.current_progress.phase if self.current_progress else ""
         picture = picture_of(self.job, self.rentals, self.runs, stage, bool(self.checkpoints))
         if self.many and not self.ref.leg:
@@ -194,6 +196,15 @@ def view_of(store: Store, found: JobRef) -> View:
         items=store.items(job),
     )
     return only(view, found.leg) if found.leg else view
+
+
+def leg_words(job: str, leg: Task, runs: int) -> Words:
+    """The words of one leg that is over; its machine may go on with another one."""
+    from orchestrator.cli.leg_view import word_of
+
+    state = {Outcome.DONE: State.DONE, Outcome.FAILED: State.FAILED}.get(leg.outcome or Outcome.DONE, State.CANCELLED)
+    reason = word_of(leg) if leg.reason is None else str(leg.reason)
+    return Words(state, reason, leg.detail or leg.stop_why, f"`gpujob ps {job}` shows the others", None, runs)
 
 
 def running_in(view: View) -> int:

@@ -137,3 +137,22 @@ def test_drawn_legs_that_are_behind_are_stopped_and_their_machine_goes_on(tmp_pa
         out, _ = world.cli("logs", "drawn/best")
         assert f"loss={best.params['x']}" in out
         world.assert_clean("drawn")
+
+
+def test_a_live_sweep_takes_further_legs_and_one_leg_is_cancelled_alone(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        world.apply(world.spec("long", "sleep 300", sweep=sweep(["1", "2"])))
+        world.until(lambda: len([r for r in world.runs("long") if r.ordered_at]) == 2, "two legs run")
+        answer = world.apply(world.spec("long", "sleep 300", sweep=sweep(["1", "2", "3"])))
+        assert answer["edited"] == ["sweep"]
+        out, _ = world.cli("cancel", "long/lr=1")
+        assert "the others go on" in out
+        world.cli("wait", "long/lr=1", "--timeout", "60s", code=5)
+        world.until(lambda: len([r for r in world.runs("long") if r.ordered_at]) == 3, "the third takes its machine")
+        assert {leg["name"]: leg["state"] for leg in world.json("ps", "long")} == {
+            "lr=1": "cancelled", "lr=2": "running", "lr=3": "running",
+        }  # fmt: skip
+        assert len(world.rentals("long")) == 2
+        world.cli("cancel", "long", "--now")
+        assert world.wait("long", code=5).outcome is Outcome.CANCELLED
+        world.assert_clean("long")
