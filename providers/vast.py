@@ -20,6 +20,7 @@ from typing import Any
 
 from providers.base import (
     Ask,
+    Balance,
     Boot,
     Caps,
     DestroyAck,
@@ -98,6 +99,7 @@ CAPS = Caps(
     list_lag_s=60.0,  # a destroyed machine was seen in listings for a minute
     ready_within_s=1200.0,
     requests_per_s=2.0,
+    balance=True,
     source="docs.vast.ai: OpenAPI and client 1.9.1, outbid as dstack reads it; none of it tried live",
     as_of="2026-11-30",
 )
@@ -295,6 +297,13 @@ class VastProvider:
 
     def set_expiry(self, ref: Ref, at: float) -> None:
         raise Invalid("Vast has no timer that could be moved", provider=self.name, what="set_expiry")
+
+    def balance(self) -> Balance:
+        """What can still be spent."""
+        amount = number(at(self._rest.call("GET", "/api/v0/users/current/", "balance").body, "balance"))
+        if amount is None:
+            raise self._rest.unreadable("balance", "no amount")
+        return Balance(amount, "USD")
 
     def _read_instances(self) -> Listing:
         """Every page. Raises `Ambiguous` where the pages do not add up to the number that Vast itself gives."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import print_json, span, table
+from orchestrator.cli.output import money, money_json, print_json, span, table
 from orchestrator.home import Home
 
 
@@ -17,6 +17,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List every registered provider; one that cannot be loaded is a line with its reason."""
+    from orchestrator.cli.balances import balances
     from orchestrator.cli.quotes import provider_config
     from orchestrator.config import load_config
     from orchestrator.planning import timers
@@ -26,10 +27,12 @@ def run(args: argparse.Namespace) -> int:
     home = Home.from_env()
     config = load_config(home)
     rows: list[dict[str, Any]] = []
+    tellers: dict[str, Any] = {}
     for name in names():
         row: dict[str, Any] = {"name": name, "configured": name in config.providers or name == "local", "trouble": None}
         try:
-            caps = get_provider(name, provider_config(home, config, name)).caps
+            provider = get_provider(name, provider_config(home, config, name))
+            caps = provider.caps
         except ProviderError as error:
             rows.append({**row, "trouble": str(error)})
             continue
@@ -47,12 +50,24 @@ def run(args: argparse.Namespace) -> int:
             "timers": [each.name for each in timers(caps) if each.binds],
             "as_of": caps.as_of,
         }
+        if row["configured"] and caps.balance:
+            tellers[name] = provider
         rows.append(row)
+    told = balances(tellers)
+    for row in rows:
+        about = told.get(row["name"])
+        row["balance"] = None if about is None or isinstance(about, str) else money_json(about.amount, about.currency)
+        row["balance_trouble"] = about if isinstance(about, str) else None
     if args.output == "json":
         print_json(rows)
         return exits.OK
     print(table(("NAME", "CONFIGURED", "MONEY", "SPOT", "NOTICE", "ENDS WITHOUT US BY", "BILLED IN", "AS OF"),
                 [_cells(row) for row in rows], shrink=("ENDS WITHOUT US BY",), state=""))  # fmt: skip
+    for name, about in sorted(told.items()):
+        if isinstance(about, str):
+            print(f"{name}: its balance is not known: {about}")
+        else:
+            print(f"{name}: {money(about.amount, about.currency)} to spend")
     print("\nA spec without `providers` may use every configured one, but never `local`.")
     return exits.OK
 

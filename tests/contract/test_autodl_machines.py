@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from fake_autodl import PASSWORD, FakeAutoDl, refusal, start_of
 
+from jobspecs.gpu_table import GPU_CLASSES
 from orchestrator.agent.hook import boot_hook
-from providers.autodl import IMAGE, AutoDlProvider
-from providers.base import Ask, Balance, Boot, DestroyAck, GpuWish, Instance, Offer, Ref, Tag
+from providers.autodl import IMAGE, SPECS, AutoDlProvider
+from providers.base import Ask, Balance, Boot, DestroyAck, GpuRow, GpuWish, Instance, Offer, Ref, Tag
+from providers.cards import identify
 from providers.errors import AccountGate, Ambiguous, Invalid, NoCapacity, NoFunds
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB9Gn0u0OyYmHPkYbVJnnlnKR0fYtYpfJmIfkDHDPkdX x"
 ONE = GpuWish("RTX-4090D", 24, 1)
 TAG = Tag("contract", "rental-1", "job", "me")
+TABLE = tuple(GpuRow(gpu.name, gpu.vram_gb, gpu.spellings) for gpu in GPU_CLASSES)
 OFF, RELEASE = "/pro/power_off$", "/pro/release$"
 
 
@@ -44,15 +47,15 @@ def test_an_offer_costs_what_the_config_says_of_one_card(autodl: AutoDlProvider)
     (two,) = autodl.offers(Ask(gpus=(GpuWish("RTX-4090D", 24, 2),)))
     assert (two.hourly, two.currency, two.gpu_count, two.vram_gb) == (Decimal("3.76"), "CNY", 2, 24)
     assert (two.region, two.spot, two.image, two.disk) == ("global", False, IMAGE, 80 * 10**9)
-    (own,) = autodl.offers(Ask(gpus=(GpuWish("RTX-4090-48GB", 48, 1),)))
-    assert (own.hourly, own.key) == (Decimal("2.98"), "v-48g/1/0")
+    (own,) = autodl.offers(Ask(gpus=(GpuWish("H800", 80, 1),)))
+    assert (own.hourly, own.key) == (Decimal("8.88"), "h800/1/0")
     assert autodl.offers(Ask(gpus=(GpuWish("RTX-4090D", 24, 5),))) == ()
     assert autodl.offers(Ask(gpus=(ONE,), spot=True)) == ()
 
 
 def test_without_a_price_the_config_is_asked_for_it(company: FakeAutoDl, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"prices: \{4090D: 2\.98\}"):
-        AutoDlProvider(company.config(tmp_path, prices={"h800": 9})).offers(Ask(gpus=(ONE,)))
+        AutoDlProvider(company.config(tmp_path, prices={"v-48g": 9})).offers(Ask(gpus=(ONE,)))
     with pytest.raises(Invalid, match="no price"):
         AutoDlProvider(company.config(tmp_path, prices={"4090D": "cheap"})).offers(Ask(gpus=(ONE,)))
 
@@ -295,3 +298,16 @@ def test_an_account_that_is_not_certified_or_empty_is_told_apart(company: FakeAu
 def test_an_unknown_machine_costs_no_listing(company: FakeAutoDl, autodl: AutoDlProvider) -> None:
     assert autodl.get(Ref("autodl", "default", "global", "pro-none")) is None
     assert company.sent("POST", "/pro/list$") == 0
+
+
+def test_every_spec_is_a_card_of_the_products_own_table() -> None:
+    named = {spec: identify(label, vram, TABLE) for spec, (label, vram) in SPECS.items()}
+    assert {spec: row.name if row else None for spec, row in named.items()} == {
+        "h800": "H800",
+        "v-48g": "RTX-4090-48GB",
+        "v-48g-350w": "RTX-3090-48GB",
+        "4090D": "RTX-4090D",
+        "v-32g-p": "RTX-4080S-32GB",
+        "5090-p": "RTX-5090",
+        "pro6000-p": "RTX-PRO-6000",
+    }

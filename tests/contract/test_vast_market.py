@@ -11,7 +11,7 @@ import pytest
 from fake_vast import FakeVast
 
 from orchestrator.agent.hook import boot_hook
-from providers.base import Ask, Boot, DestroyAck, GpuWish, Instance, Tag
+from providers.base import Ask, Balance, Boot, DestroyAck, GpuWish, Instance, Tag
 from providers.errors import Ambiguous, NoCapacity, NoFunds, RateLimited
 from providers.vast import VastProvider
 
@@ -214,3 +214,8 @@ def test_a_success_that_names_no_contract_is_open(company: FakeVast, vast: VastP
     with pytest.raises(Ambiguous):
         rent(vast)
     assert len(vast.list("global").instances) == 1
+
+
+def test_the_balance_is_what_the_account_says(company: FakeVast, vast: VastProvider) -> None:
+    company.credit = 12.5
+    assert vast.balance() == Balance(Decimal("12.5"), "USD")

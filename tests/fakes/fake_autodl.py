@@ -73,7 +73,7 @@ class FakeAutoDl(FakeApi):
         return refusal("AuthorizeFailed", "token无效")
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"prices": {"4090D": 1.88, "RTX-4090-48GB": "2.98 CNY"}}
+        return super().settings() | {"prices": {"4090D": 1.88, "H800": "8.88 CNY"}}
 
     # --- what a test does to it ---------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ GPUS = (
     GpuRow("A100-80GB-SXM", 80, ("A100-SXM4-80GB",)),
     GpuRow("H100-SXM", 80, ("H100-80GB-HBM3", "H100-SXM5")),
     GpuRow("RTX-4090D", 24),
-    GpuRow("RTX-4090-48GB", 48, ("vGPU-48GB",)),
+    GpuRow("H800", 80),
 )
 
 FaultKind = Literal["refuse", "lost", "cut", "garbage", "answer-after"]

@@ -69,6 +69,7 @@ class FakeVast(FakeApi):
             ("GET", "/api/v1/instances", self._list),
             ("GET", "/api/v0/instances/([0-9]+)", self._get),
             ("DELETE", "/api/v0/instances/([0-9]+)", self._destroy),
+            ("GET", "/api/v0/users/current", lambda request: Reply(200, {"id": 7, "balance": self.credit})),
         )
 
     def unauthorized(self, request: Request) -> Reply:
