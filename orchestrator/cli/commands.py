@@ -119,7 +119,10 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def add_job(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """The positional JOB."""
     parser.add_argument(
-        "job", metavar="JOB", nargs=nargs, help="NAME (newest run), NAME.2 (a run), NAME@3 (an attempt)"
+        "job",
+        metavar="JOB",
+        nargs=nargs,
+        help="NAME (newest run), NAME.2 (a run), NAME@3 (an attempt), NAME/LEG, NAME/best",
     )
 
 

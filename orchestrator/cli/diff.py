@@ -25,7 +25,9 @@ TORCH = ("version", "cuda", "available", "devices")  # what both the look after 
 
 def _add(parser: argparse.ArgumentParser) -> None:
     for name in ("one", "other"):
-        parser.add_argument(name, metavar="RUN", help="NAME (newest run), NAME.2 (a run), NAME@3 (an attempt)")
+        parser.add_argument(
+            name, metavar="RUN", help="NAME (newest run), NAME.2 (a run), NAME@3 (an attempt), NAME/LEG, NAME/best"
+        )
     add_output(parser)
 
 
