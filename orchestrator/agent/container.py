@@ -67,6 +67,11 @@ class Container:
         replace(self.run.path(name + ".env"), "\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
         return ["bash", "-c", self.script(name, folder)]
 
+    def forget(self, name: str) -> None:
+        """The stage's variables, secrets among them, where its container never came to read them."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.run.path(name + ".env"))
+
     def pipe(self, name: str) -> str:
         return self.run.path(name + ".pipe")
 

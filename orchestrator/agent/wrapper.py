@@ -304,6 +304,8 @@ class Wrapper:
         self.insist(lambda: replace(run.path(name + ".pid"), b"%d %d\n" % (leader.pid, proc.start if proc else 0)))
         while leader.poll() is None:
             self.pump()
+        if self.box is not None:
+            self.box.forget(name)
         if self.box is not None and not self.told_image:
             self.told_image = True
             record_event("image", run=run.key, **self.box.image())

@@ -157,6 +157,7 @@ def test_an_image_that_cannot_be_had_is_said(machine: Machine) -> None:
     run = machine.ended()
     assert (run["stage"], run["rc"]) == ("setup", 125)
     assert b"gpujob: the image cannot be had\n" in machine.log("setup")
+    assert not (machine.folder(1) / "setup.env").exists(), "its variables, secrets among them, stay nowhere"
 
 
 def test_a_machine_without_docker_says_so(tmp_path: Path) -> None:
