@@ -26,7 +26,8 @@ def usage() -> str:
         "",
         *(f"  {verb:<11} {help}" for verb, (help, _) in commands.VERBS.items()),
         "",
-        "`gpujob VERB --help` lists a verb's options. JOB is NAME, NAME.2 (a run), NAME@3 (an attempt), NAME/LEG or NAME/best.",
+        "`gpujob VERB --help` lists a verb's options.",
+        "JOB is NAME, NAME.2 (a run), NAME@3 (an attempt), NAME/LEG (of a sweep) or NAME/best.",
         "Options of every verb: --help, --no-color; -o json on every verb that prints. `gpujob --version`.",
         "Exit codes: " + " · ".join(f"{code} {text}" for code, text in exits.MEANINGS.items()),
     ]
