@@ -45,7 +45,7 @@ def _named_by(mirror: Path, manifest: Manifest) -> str:
     if state in paths and paths[state].size <= JSON_MAX:
         try:
             found = json.loads((parts / state).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return ""
         return _last(found.get("best_model_checkpoint") if isinstance(found, dict) else None)
     if manifest.name in paths and manifest.name.endswith(".ckpt"):

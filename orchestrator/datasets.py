@@ -140,6 +140,8 @@ def store(
     try:
         with os.fdopen(fd, "w", encoding="ascii") as out:
             for file in files:
+                if kind != "local":
+                    _path_of_a_file(file.path, source)
                 digest.update(file.identity.encode("utf-8", "surrogateescape"))
                 count, size = count + 1, size + max(file.size, 0)
                 out.write(file.line() + "\n")
@@ -150,6 +152,13 @@ def store(
         Path(name).unlink(missing_ok=True)
         raise
     return Manifest(kind, source, digest.hexdigest(), count, size, single, sample, region, origin)
+
+
+def _path_of_a_file(path: str, source: str) -> None:
+    """DataError for a name in somebody else's listing that would be written outside of the data's folder."""
+    parts = path.split("/")
+    if PARTIAL in parts or any(part in ("", ".", "..") for part in parts) or any(ord(char) < 32 for char in path):
+        raise DataError(f"{path!r} in its list is no path of a file", where=source)
 
 
 def load(home: Home, manifest: Manifest) -> Iterator[DataFile]:

@@ -64,7 +64,7 @@ def metrics(text: str) -> Metrics | None:
             continue
         try:
             said = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut off, or still being written
         return Metrics(*(_first(said, keys) for keys in (STEP_KEYS, TOTAL_KEYS, RATE_KEYS)))
     return None

@@ -40,7 +40,7 @@ def from_json(text: str, name: str, known: int) -> Iterator[tuple[int, float]]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: brackets nested a thousand deep
             continue
         if not isinstance(row, dict) or name not in row:
             continue

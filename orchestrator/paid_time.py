@@ -58,7 +58,7 @@ def read_events(path: Path) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # the last line of a file that is being written
+        except (ValueError, RecursionError):  # the last line of a file that is being written
             continue
         if isinstance(event, dict) and isinstance(event.get("at"), (int, float)):
             yield event

@@ -156,7 +156,7 @@ def _folders(side: StoreSide, items: Iterable[RemoteItem], job: Job, own: str) -
             other = json.loads(place.store.get(f"{prefix}/{PUBLISHED}")).get("job")
         except StoreMissing:
             other = job.id
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             other = None
         found[at] = (place, prefix if other == job.id else f"{prefix}~{job.id}")
     return found

@@ -262,6 +262,8 @@ class Fetch:
             except OSError as error:
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 self.fail("disk-full" if full else "io", str(error), part)
+            except Exception as error:  # a thread that ended in silence would leave a file out, and nobody know why
+                self.fail("io", "%s: %s" % (type(error).__name__, error), part)
 
     def fail(self, error: str, detail: str, part: Part | None) -> None:
         with self.lock:

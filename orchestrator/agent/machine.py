@@ -54,7 +54,10 @@ def gpu_rows(text: str | None = None) -> list[dict[str, float | None]]:
                     row[key] = None
             if len(cells) > len(GPU_KEYS):
                 bits = cells[-1]
-                row["throttle"] = int(bits, 16) if bits[:2] == "0x" and bits[2:].isalnum() else None
+                try:
+                    row["throttle"] = int(bits, 16) if bits[:2] == "0x" else None
+                except ValueError:
+                    row["throttle"] = None
             rows.append(row)
     return rows
 

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -59,6 +60,16 @@ class Probe:
             )
         except OSError:
             self.process = None
+        else:
+            self.bound()
+
+    def bound(self) -> None:
+        """More than is read of its output fills no disk: writing on ends it."""
+        import resource  # Linux only, as `prlimit` is
+
+        assert self.process is not None
+        with contextlib.suppress(OSError, AttributeError):  # it is over already, or another system
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (PREFLIGHT_OUTPUT, PREFLIGHT_OUTPUT))
 
     def text(self, until: float) -> str:
         """What it has printed by its end, or by `until` (boottime), when it is given up."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SAMPLE_S = 10.0
 SILENT_S = 20.0  # nvidia-smi can hang for minutes; a first start without persistence mode takes seconds
+SAID_MAX = 1 << 20  # bytes of one answer; sixteen cards say 2 KB. One that says more is out of its mind, and ended
+CARDS_MAX = 64  # as in orchestrator/points.py: no machine has more
 SETTLE_S = 0.2  # an answer for several cards comes in pieces
 NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")  # counted by the disks below them, or no disks
 SECTOR = 512  # bytes, in /proc/diskstats whatever the disk's own
@@ -50,7 +52,8 @@ class Cards:
             return
         ended = self.child.poll() is not None  # before the read: what it said last is still taken
         try:
-            while True:
+            # A bound: one that prints without end would keep us here for ever, and the runs untended
+            while len(self.text) < SAID_MAX:
                 block = os.read(self.child.stdout.fileno(), 1 << 16)
                 if not block:
                     break
@@ -58,6 +61,9 @@ class Cards:
                 self.heard = now
         except BlockingIOError:
             pass
+        if len(self.text) >= SAID_MAX:
+            self.stop()
+            return
         if ended:
             self.child.stdout.close()
             refused = self.child.returncode and self.more and not gpu_rows(self.text.decode("utf-8", "replace"))
@@ -89,7 +95,7 @@ class Cards:
         self.trouble = "" if rows else said[0][:200] if said else "silent" if self.child or self.dying else ""
         if self.child is not None and not said:
             self.stop()
-        return list(rows.values())
+        return list(rows.values())[:CARDS_MAX]
 
     def stop(self) -> None:
         if self.child is not None:

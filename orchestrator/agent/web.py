@@ -16,6 +16,7 @@ import urllib.request
 
 STALL_S = 30.0  # without a byte; then the connection is taken for broken
 REDIRECTS = 5
+SMALL_BODY = 1 << 16  # of an answer that is no file; what is longer is not read to its end
 RETRY_AFTER_MAX_S = 120.0
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529)
 
@@ -48,9 +49,12 @@ class Web:
             answer = self.ask(url, headers)
             if answer.status in (200, 206):
                 return answer, url
-            answer.read()
+            if len(answer.read(SMALL_BODY)) == SMALL_BODY:
+                self.forget(url)  # a page, or one without end
             if answer.status in (301, 302, 303, 307, 308) and answer.headers.get("Location"):
                 there = urllib.parse.urljoin(url, answer.headers["Location"])
+                if urllib.parse.urlsplit(there).scheme not in ("http", "https") or not printable(there):
+                    raise Lost("refused", "it redirects to what is no address of a file")
                 if urllib.parse.urlsplit(there)[:2] != urllib.parse.urlsplit(url)[:2]:
                     headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
                 url = there
@@ -94,6 +98,11 @@ class Web:
         line = self.lines.pop(urllib.parse.urlsplit(url)[:2], None)
         if line is not None:
             line.close()
+
+
+def printable(url: str) -> bool:
+    """Whether a request line can hold it: http.client raises on anything else."""
+    return all(32 < ord(char) < 127 for char in url)
 
 
 def proxy_of(parts: urllib.parse.SplitResult) -> str:

@@ -39,9 +39,9 @@ def ask(
                 answer = client.send(request, stream=stream)
                 if stream:
                     answer.close()
-        except httpx.InvalidURL as error:
-            raise DataError(f"this is no address: {error}", where=where) from None
-        except httpx.TransportError as error:
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
+            raise DataError(f"this is no address of a file: {error}", where=where) from None
+        except httpx.RequestError as error:
             why = f"{type(error).__name__}: {error}"
             continue
         if answer.status_code not in TRANSIENT:
@@ -55,5 +55,5 @@ def json_of(answer: httpx.Response, where: str) -> Any:
     """The document of an answer. Raises DataError where it is none."""
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{answer.url.host} answered something that is not JSON", where=where) from None

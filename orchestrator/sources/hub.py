@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin, urlsplit
 
 from orchestrator.datasets import DataError, DataFile
 from orchestrator.sources.client import ask, json_of
@@ -79,7 +79,8 @@ def parse(source: str) -> Place:
     else:
         parts = rest.split("/", 2)
         name, path = "/".join(parts[:2]), parts[2] if len(parts) > 2 else ""
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or ".." in path.split("/"):
+    dots = {".", ".."}.intersection([*name.split("/"), *path.split("/")]) or revision in (".", "..")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or dots:
         raise DataError(f"{name!r} is no repository", where=source, next_step="write hf://datasets/ORG/NAME")
     return Place(kind or "models", name, revision, path.strip("/"))
 
@@ -120,22 +121,31 @@ def _tree(url: str, path: str, headers: dict[str, str], source: str, token: str)
     found = False
     for inner, wanted in ((path, ""), (folder, path)):
         # a path that is a file has no tree of its own: it stands in its folder's
+        start = f"{inner}/" if inner else ""
         page = f"{url}/{quote(inner)}".rstrip("/") + ("?recursive=true" if not wanted else "")
         while page:
             answer = ask("GET", page, where=source, headers=headers)
             if answer.status_code == 404 and path:
                 break
-            for row in _checked(answer, source, token):
-                if row.get("type") == "file" and (not wanted or row.get("path") == wanted):
+            for row in _rows(_checked(answer, source, token), source):
+                name = str(row.get("path", ""))
+                if row.get("type") == "file" and (name == wanted if wanted else name.startswith(start)):
                     found = True
-                    below = "" if wanted else str(row["path"])[len(inner) + 1 if inner else 0 :]
-                    yield _file(below, row)
+                    yield _file("" if wanted else name[len(start) :], row)
             link = _NEXT.search(answer.headers.get("Link", ""))
-            page = link[1] if link else ""
+            page = urljoin(page, link[1]) if link else ""
+            if page and urlsplit(page)[:2] != urlsplit(url)[:2]:  # the token is for the Hub alone
+                raise DataError(f"its list goes on at another host, {urlsplit(page).hostname}", where=source)
         if found or not path:
             break
     if not found:
         raise DataError(f"there is nothing at {path or 'its root'}", where=source, next_step="look at the files' page")
+
+
+def _rows(page: Any, source: str) -> list[dict[str, Any]]:
+    if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
+        raise DataError("the Hub's list of files is none", where=source)
+    return page
 
 
 def _file(path: str, row: dict[str, Any]) -> DataFile:

@@ -12,6 +12,8 @@ from urllib.parse import urldefrag, urlsplit
 from orchestrator.datasets import UNKNOWN_SIZE, DataError, DataFile
 from orchestrator.sources.client import ask
 
+# One byte, as it is: a compressed answer has another length, and often another ETag, than what the machine gets
+HEADERS = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
 _HASH = re.compile(r"sha256[=:]([0-9a-fA-F]{64})")
 
 
@@ -22,7 +24,7 @@ def look(source: str) -> DataFile:
     if fragment and wanted is None:
         raise DataError(f"#{fragment} says nothing", where=source, next_step="only #sha256=HEX is understood")
     # a GET of one byte: many servers answer HEAD wrongly, and this tells whether they know ranges
-    answer = ask("GET", url, where=shown(source), headers={"Range": "bytes=0-0"}, stream=True)
+    answer = ask("GET", url, where=shown(source), headers=HEADERS, stream=True)
     if answer.status_code in (401, 403):
         raise DataError(
             f"access denied ({answer.status_code})", where=shown(source),

@@ -33,7 +33,10 @@ class FakeWeb:
         self.token = ""  # of closed repositories
         self.closed = False
         self.page = 1000  # rows of one page of a tree
+        self.next_page = ""  # the host that a page names for the next one; itself when empty
+        self.rows: list[Any] | None = None  # what a tree answers instead of its files
         self.asked: list[tuple[str, str, str]] = []
+        self.encodings: set[str] = set()  # that were accepted
         self.sent = 0
         self.released = threading.Event()
         web = self
@@ -64,6 +67,7 @@ class FakeWeb:
     def answer(self, to: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(to.path).path)
         self.asked.append((path, to.headers.get("Range", ""), to.headers.get("Authorization", "")))
+        self.encodings.add(to.headers.get("Accept-Encoding", "identity"))
         if path.startswith("/api/"):
             return self.hub(to, path)
         if path in self.redirects:
@@ -143,10 +147,10 @@ class FakeWeb:
         if not below:
             return self.plain(to, 404, b"{}", {"X-Error-Code": "EntryNotFound"})
         at = int((re.search(r"cursor=(\d+)", query) or [0, 0])[1])
-        rows = [self.row(name) for name in below[at : at + self.page]]
+        rows = self.rows if self.rows is not None else [self.row(name) for name in below[at : at + self.page]]
         headers = {}
         if at + self.page < len(below):
-            there = f"{self.url}{to.path.partition('?')[0]}?recursive=true&cursor={at + self.page}"
+            there = f"{self.next_page or self.url}{to.path.partition('?')[0]}?recursive=true&cursor={at + self.page}"
             headers["Link"] = f'<{there}>; rel="next"'
         return self.plain(to, 200, json.dumps(rows).encode(), headers)
 

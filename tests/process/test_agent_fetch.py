@@ -210,6 +210,14 @@ def test_a_token_goes_to_its_own_host_only(machine: Machine, web: FakeWeb, tmp_p
     assert asked.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("there", ["file:///etc/passwd", "ftp://127.0.0.1/a", "http:///a b", "/a\u00e9"])
+def test_a_redirect_to_what_is_no_address_ends_it(job: Job, there: str) -> None:
+    job.web.files, job.web.redirects = {"/a": b"x" * 10}, {"/a": there}
+    state = job.run()
+    assert (state["state"], state["error"], state["path"]) == ("failed", "refused", "a")
+    assert job.here() == {}
+
+
 def test_one_file_lands_under_its_path_and_a_second_order_changes_nothing(
     machine: Machine, web: FakeWeb, tmp_path: Path
 ) -> None:

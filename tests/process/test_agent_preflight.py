@@ -89,6 +89,13 @@ def test_a_machine_without_the_tool_and_one_that_prints_junk(machine: Machine) -
     assert look(machine)["gpu"]["cards"] == []
 
 
+def test_a_tool_that_prints_without_end_fills_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "PREFLIGHT_OUTPUT", 1 << 16)
+    probe = preflight.Probe(["yes", "junk"])
+    text = probe.text(preflight.uptime() + 30.0)
+    assert (len(text), probe.hung, probe.failed) == (1 << 16, False, True)
+
+
 def test_kernel_faults_and_a_wrong_clock(machine: Machine) -> None:
     with_cards(machine, "xid")
     found = machine.do("preflight", gpus=True, places={}, now=time.time() - 4000)

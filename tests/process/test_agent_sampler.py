@@ -72,3 +72,13 @@ def test_the_runs_own_share_of_the_cpus_is_told(tmp_path: Path) -> None:
         assert busy["cpus"] >= 1
         assert 0 < busy["disk_free"] < busy["disk_total"]
         assert all(busy[name] >= 0 for name in ("disk_read", "disk_write", "net_in", "net_out", "iowait", "blocked"))
+
+
+def test_a_program_that_prints_without_end_holds_nothing_up(tmp_path: Path) -> None:
+    with Machine(tmp_path, started=False, SAMPLE_S="1.0") as machine:
+        smi(machine, "exec yes '0, 1, 2, 3, 4, 5, 0xnothing'\n")
+        machine.start()
+        wait_for(lambda: len(machine.events("sample")) >= 2, "two samples")
+        machine.order("echo over")
+        wait_for(lambda: machine.events("exit"), "the run ends, and is seen to have ended")
+        assert machine.events("sample")[-1]["gpus"][0]["throttle"] is None

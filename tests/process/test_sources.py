@@ -63,6 +63,7 @@ def test_a_file_of_the_web_is_what_its_server_says(home: Home, web: FakeWeb) -> 
     (file,) = load(home, made)
     assert (made.kind, made.single, made.count, made.bytes) == ("https", True, 1, 5000)
     assert file.more == {"url": f"{web.url}/sets/a%20b.tar?download=1", "etag": hashlib.md5(data).hexdigest()}
+    assert web.encodings == {"identity"}  # a compressed answer is another file
     digest = hashlib.sha256(data).hexdigest()
     assert [each.sha256 for each in load(home, look(home, f"'{web.url}/sets/a%20b.tar#sha256={digest}'"))] == [digest]
     web.ranges = False
@@ -126,6 +127,50 @@ def test_what_the_hub_refuses_is_told_apart(home: Home, web: FakeWeb, monkeypatc
         look(home, "hf://datasets/org/set")
     assert caught.value.next_step.startswith("write `secrets: [HF_TOKEN]`")
     assert look(home, "hf://datasets/org/set", "secrets: [HF_TOKEN]\n").count == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/etc/x", "a//x", "./x", "a\0b", "a\nb", ".gpujob-partial/x", "a/.gpujob-partial"]
+)
+def test_a_listing_that_leads_out_of_the_data_is_refused(home: Home, web: FakeWeb, name: str) -> None:
+    web.files = {"/a": b"x"}
+    web.rows = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40}]
+    with pytest.raises(DataError, match="is no path of a file"):
+        look(home, "hf://datasets/org/set")
+
+
+@pytest.mark.parametrize("rows", [{"error": "no"}, ["a"], [None]])
+def test_a_listing_that_is_none_is_told(home: Home, web: FakeWeb, rows: Any) -> None:
+    web.files, web.rows = {"/a": b"x"}, rows
+    with pytest.raises(DataError, match="list of files is none"):
+        look(home, "hf://datasets/org/set")
+
+
+def test_a_listing_that_goes_on_elsewhere_does_not_take_the_token_there(
+    home: Home, web: FakeWeb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter22")
+    with FakeWeb() as elsewhere:
+        web.files = elsewhere.files = {"/a": b"x", "/b": b"y"}
+        web.page, web.next_page = 1, elsewhere.url
+        with pytest.raises(DataError, match=r"goes on at another host, 127\.0\.0\.1"):
+            look(home, "hf://datasets/org/set")
+        assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize(
+    "source", ["hf://../..", "hf://datasets/org/..", "hf://o/n/../x", "hf://o/n@../x", "hf://o/n@v1/./x"]
+)
+def test_a_repository_that_is_a_way_up_is_none(source: str) -> None:
+    with pytest.raises(DataError, match="is no repository"):
+        hub.parse(source)
+
+
+@pytest.mark.parametrize("there", ["file:///etc/passwd", "ftp://127.0.0.1/x", "/a"])
+def test_a_redirect_that_leads_nowhere_is_told_at_once(home: Home, web: FakeWeb, there: str) -> None:
+    web.redirects = {"/a": there}
+    with pytest.raises(DataError, match="this is no address of a file"):
+        look(home, f"{web.url}/a")
 
 
 class World:
