@@ -233,12 +233,14 @@ def _releasing(draft: Draft, facts: RentalFacts) -> None:
     if gone(draft, facts):
         draft.do(StoreGone(rental.id), "it no longer bills")
         return
-    if rental.quiesced_at is None and _is_quiesced(facts):
+    if rental.quiesced_at is None and _is_quiesced(draft, facts):
         draft.do(StoreQuiesced(rental.id), "a destroy was acknowledged and a later look agrees")
     for ref in _still_there(draft, facts):
         draft.do(Destroy(rental.id, ref, rental.reason or Reason.ORPHAN), f"releasing: {rental.reason}")
     if rental.provider_id is not None:
-        _look(draft, facts, since=rental.destroy_acked_at or rental.releasing_at or draft.now, why="is it gone")
+        since = rental.destroy_acked_at or rental.releasing_at or draft.now
+        # Ahead of now: the clock was set back, and every look that is remembered is later
+        _look(draft, facts, since=since if since <= draft.now else 0.0, why="is it gone")
     since = draft.now - (rental.releasing_at or draft.now)
     if since >= RELEASE_ALARM_S:
         what = f"{rental.offer.provider} {rental.provider_id or rental.id}"
@@ -247,13 +249,18 @@ def _releasing(draft: Draft, facts: RentalFacts) -> None:
     draft.wake(draft.now + LOOK_EVERY_S)
 
 
-def _is_quiesced(facts: RentalFacts) -> bool:
-    """Dead by a point-get, or an acknowledged destroy ("missing" acknowledges nothing) plus one later look."""
+def _is_quiesced(draft: Draft, facts: RentalFacts) -> bool:
+    """Dead by a point-get, or an acknowledged destroy ("missing" acknowledges nothing) plus one later look.
+
+    An acknowledgement that lies ahead of now is from before the clock was set back, and so is no look of this memory.
+    """
     rental, sight = facts.rental, facts.sight
     if dead(facts):
         return True
     acked, looked = rental.destroy_acked_at, sight.got_at
-    return acked is not None and looked is not None and looked > acked and sight.got == "missing"
+    if acked is None or looked is None or sight.got != "missing":
+        return False
+    return looked > acked or acked > draft.now >= looked
 
 
 def gone(draft: Draft, facts: RentalFacts) -> bool:

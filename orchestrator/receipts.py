@@ -25,6 +25,8 @@ REST_REFUSED_S = 60.0  # a pool that refused is asked again after this
 REST_RATE_S = 10.0  # an account that was asked too often and did not say when to ask again
 REST_ACCOUNT_S = 600.0  # an account that cannot work: a person may mend it meanwhile
 REPEAT_S = 1.0
+#: A provider that took a destroy needs time to do it: asked each second, a slow release would use up the account's rate.
+PAUSES_S: dict[type[act.Effect], float] = {act.Look: 0.0, act.Destroy: 10.0}
 
 log = structlog.get_logger()
 
@@ -67,7 +69,7 @@ def _pace(loop: Loop, receipt: Receipt) -> None:
     boot = loop.clock.boot()
     if receipt.status == "done":
         memory.troubles.pop(key, None)
-        loop.not_before[flight] = boot + (0.0 if isinstance(receipt.action, act.Look) else REPEAT_S)
+        loop.not_before[flight] = boot + PAUSES_S.get(type(receipt.action), REPEAT_S)
         return
     old = memory.troubles.get(key)
     count = (old.count if old else 0) + 1
@@ -135,6 +137,8 @@ def _destroyed(loop: Loop, receipt: Receipt, action: act.Destroy, rental: Rental
         return
     if receipt.data.get("ack") is DestroyAck.ACKNOWLEDGED and action.ref.id == rental.provider_id:
         loop.store.destroy_acked(rental.id, receipt.at)
+        if rental.destroy_acked_at is None:
+            loop.observer.of(rental.id).forget_get()
     loop.accounts.list_now()
 
 

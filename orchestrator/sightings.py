@@ -80,6 +80,10 @@ class Sightings:
         if isinstance(answer, Instance):
             self.sight = replace(self.sight, instance=answer, seen_at=at)
 
+    def forget_get(self) -> None:
+        """A destroy was acknowledged: an earlier point-get proves nothing about it, whatever the clock did since."""
+        self.sight = replace(self.sight, got=Unknown("not asked since the destroy"), got_at=None)
+
     # --- the machine's word -------------------------------------------------------------------------------------------
 
     def reached(self, status: Mapping[str, Any]) -> None:
@@ -117,9 +121,14 @@ class Sightings:
         )
 
     def forget_silence(self) -> None:
-        """After a sleep or a change of network: what failed before says nothing about the machine."""
+        """After a sleep, a change of network or of the clock: what failed before says nothing about the machine, and
+        what was seen is not known to be later or earlier than anything.
+        """
         self.machine = replace(self.machine, failed_awake_s=0.0)
-        self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0)
+        unasked = Unknown("not asked since the computer slept or its clock was set")
+        self.sight = replace(
+            self.sight, absent_count=0, absent_span_s=0.0, others_absent_count=0, got=unasked, got_at=None
+        )
         self.absent_since_boot = None
 
     @property

@@ -10,7 +10,7 @@ from sim_swarm import story
 
 from orchestrator.taps import NAMES
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]  # many runs in one test
 EVERY = int(os.environ.get("GPUJOB_CRASH_EVERY", "9"))  # 1: each tap; `./dev sim --crash` does so
 
 

@@ -7,7 +7,7 @@ from sim_faults import KINDS, SHAPES
 from sim_marks import aim, possible
 from sim_swarm import story
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]  # a loaded computer is slow, not wrong
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from sim_world import Wish, World
 from orchestrator.books import Verdict
 from orchestrator.home import Home
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]  # a loaded computer is slow, not wrong
 HOUR = 3600.0
 Build = Callable[..., World]
 

@@ -6,7 +6,7 @@ import pytest
 from sim_scopes import ANSWERS, CLOUDS, Chooser, run_scope, under
 from sim_swarm import story
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]  # a loaded computer is slow, not wrong
 
 DEPTH = 3
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sim_swarm import run_seed, story
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]  # a loaded computer is slow, not wrong
 CORPUS = Path(__file__).with_name("corpus.txt")
 
 

@@ -8,7 +8,7 @@ import pytest
 from sim_sweep import checked, reclaim_often, sweep_wish, sweep_world
 from sim_time import T0
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]  # a loaded computer is slow, not wrong
 CLOUDS = ("aurora", "borealis", "corona")
 
 

@@ -134,6 +134,30 @@ def test_missing_acknowledges_nothing(desk: Desk) -> None:
     assert desk.store.rental(rental.id).destroy_acked_at == desk.clock.utc()
 
 
+def test_a_destroy_that_was_taken_is_not_sent_each_second(desk: Desk) -> None:
+    desk.rent()
+    desk.write(desk.job().id, act.SetOutcome(Outcome.FAILED, Reason.FAILED, "x", 1))
+    [destroy] = desk.effects(act.Destroy)
+    desk.receipt(destroy, data={"ack": DestroyAck.MISSING})  # not acknowledged, so it is asked again
+    for _ in range(9):
+        desk.turn(after=1.0)
+    assert len(desk.effects(act.Destroy)) == 1
+    desk.turn(after=1.5)
+    desk.turn(after=5.0)
+    assert len(desk.effects(act.Destroy)) == 2
+
+
+def test_a_look_from_before_the_acknowledgement_proves_nothing(desk: Desk) -> None:
+    rental = desk.rent()
+    seen = desk.loop.observer.of(rental.id)
+    seen.got("missing", desk.clock.utc() + 3600)  # by a clock that was set back since
+    desk.write(desk.job().id, act.SetOutcome(Outcome.FAILED, Reason.FAILED, "x", 1))
+    [destroy] = desk.effects(act.Destroy)
+    desk.receipt(destroy, data={"ack": DestroyAck.ACKNOWLEDGED})
+    assert isinstance(seen.sight.got, Unknown)
+    assert desk.store.rental(rental.id).quiesced_at is None
+
+
 def test_a_late_receipt_of_a_finished_job_changes_nothing(desk: Desk) -> None:
     create = asked(desk)
     job = desk.job()

@@ -200,6 +200,15 @@ def test_missing_after_a_destroy_is_quiesced_only_if_the_destroy_was_acknowledge
     assert "StoreQuiesced" not in kinds(decide(before, job=DONE_JOB))
 
 
+def test_a_clock_set_back_after_an_acknowledgement_holds_no_proof_up_for_hours() -> None:
+    ahead = releasing(destroy_sent_at=T0 + 4000, destroy_acked_at=T0 + 4000)  # now is T0 + 600
+    asked = replace(ahead, sight=Sight(got="missing", got_at=T0 + 599, others=()))
+    assert "StoreQuiesced" in kinds(decide(asked, job=DONE_JOB))
+    assert "Look" not in kinds(decide(asked, job=DONE_JOB))  # nor is it asked without a pause until then
+    of_before = replace(ahead, sight=Sight(got="missing", got_at=T0 + 3999, others=()))
+    assert "StoreQuiesced" not in kinds(decide(of_before, job=DONE_JOB))
+
+
 @pytest.mark.parametrize(("count", "span", "gone"), [(4, 120.0, True), (3, 500.0, False), (4, 119.0, False)])
 def test_gone_by_absence_needs_a_destroy_and_enough_listings(count: int, span: float, gone: bool) -> None:
     sight = Sight(got="missing", got_at=T0 + 599, others=(), absent_count=count, absent_span_s=span)

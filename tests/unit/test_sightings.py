@@ -60,8 +60,10 @@ def test_a_sleep_takes_absence_and_silence_back() -> None:
     seen = heard(EMPTY, EMPTY, EMPTY)
     seen.lost("timeout", 0.0, T0, False)
     seen.lost("timeout", 700.0, T0 + 700, False)
+    seen.got("missing", T0 + 701)
     seen.forget_silence()
     assert (seen.sight.absent_count, seen.machine.failed_awake_s) == (0, 0.0)
+    assert (isinstance(seen.sight.got, Unknown), seen.sight.got_at) == (True, None)
     seen.listed(ROW, EMPTY, T0 + 9000, 99_000.0)
     assert seen.sight.absent_span_s == 0.0  # the hours in between are no evidence
 
