@@ -25,7 +25,7 @@ REST_REFUSED_S = 60.0  # a pool that refused is asked again after this
 REST_RATE_S = 10.0  # an account that was asked too often and did not say when to ask again
 REST_ACCOUNT_S = 600.0  # an account that cannot work: a person may mend it meanwhile
 REPEAT_S = 1.0
-#: A provider that took a destroy needs time to do it: asked each second, a slow release would use up the account's rate.
+#: A provider that took a destroy needs time for it: sent each second, a slow release would use up the account's rate.
 PAUSES_S: dict[type[act.Effect], float] = {act.Look: 0.0, act.Destroy: 10.0}
 
 log = structlog.get_logger()
