@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from orchestrator.budget import billed_seconds, breakeven_reclaims, machine_seconds, to_finish
+from orchestrator.budget import billed_seconds, breakeven_reclaims, cost, machine_seconds, to_finish
 from orchestrator.model import Policy
 from orchestrator.placement import in_the_end
 from orchestrator.planning import Plan
 from providers.base import Ask, Offer
+from providers.fields import number
 
 # Keys of a spec by which `placement` leaves offers out, in the order in which it looks.
 FILTERS = ("account", "spot", "model", "currency", "max_price", "capacity")
 PACKAGE_S = 100 * 3600.0  # of the 168 h of a week; weekly prices are mostly those of four or five days
+DAY_S = 86_400
+PACKAGES = {"day": DAY_S, "week": 7 * DAY_S, "month": 30 * DAY_S}  # what some companies sell by hand beside the hour
 NOTICEABLE = 1.005  # a total within half a per cent is the same
 
 
@@ -179,9 +182,36 @@ def billing_mode(plan: Plan) -> str:
     seconds = expected_seconds(plan)
     if plan.chosen is not None and plan.chosen.spot:
         return "by bid (spot): the job resumes, so an interruption costs only rework"
+    package = _package(plan.chosen, seconds) if plan.chosen is not None and seconds is not None else ""
+    if package:
+        return package
     if seconds is not None and seconds >= PACKAGE_S:
         return f"{_hours(seconds)} without a break: ask for a weekly or monthly price before renting by the hour"
     return "by the hour"
+
+
+def _package(offer: Offer, seconds: float) -> str:
+    """The package of an offer that costs less than its hours, as a sentence; empty when none does. Packages are what
+    the adapter tells in `raw`: name -> price of one card, as typed.
+    """
+    told = offer.raw.get("packages")
+    if not isinstance(told, Mapping) or math.isinf(seconds):
+        return ""
+    found: list[tuple[Decimal, int, str]] = []
+    for name, length_s in PACKAGES.items():
+        price = number(str(told.get(name, "")).removesuffix(offer.currency).strip())
+        if price is not None and price > 0:
+            count = math.ceil(seconds / length_s)
+            found.append((price * count * max(1, offer.gpu_count), count, name))
+    hours = cost(seconds, offer)
+    if not found or min(found)[0] >= hours:
+        return ""
+    total, count, name = min(found)
+    some = f"{count} {name}s" if count > 1 else f"a {name}"
+    return (
+        f"{_hours(seconds)} by {some} at {offer.provider} would be {total:.2f} instead of {hours:.2f} {offer.currency} "
+        "by the hour: rent it in its console and add it by `gpujob host add`"
+    )
 
 
 def _hours(seconds: float) -> str:

@@ -7,9 +7,9 @@ Rules
   asked again, release. It is repeated until the company knows no such machine.
 - The tag is the machine's name, which a listing alone tells; addresses and prices come from another call.
 - Creates and stock say `beijingDC2` where listings say `bj-B2`: the region of ours is the one in the tag.
-- Prices of machines not yet rented are told nowhere: they are the user's, in the config, or what a machine of ours was
-  seen to cost. Root's password, which the company sends along, is read by nobody.
-- "shutdown" is not dead, it can be started again: it is a reclaim that is over, and is destroyed.
+- Prices are told of running machines alone: they are the user's, in the config, or what a machine of ours was seen to
+  cost. Root's password, which the company sends along, is read by nobody.
+- "shutdown" is not dead: it can be started again, so it is a reclaim that is over.
 """
 
 from __future__ import annotations
@@ -110,10 +110,7 @@ CAPS = Caps(
     server_ttl=False,  # its console can time a power-off, its API cannot
     boot_hook="once",  # the start command belongs to the start that the create makes
     stop_bills="nothing",  # of machines as made here: disk beyond what is included bills on
-    disks_outlive=False,
-    spot=False,
     billing_step_s=1,
-    name_pattern=r"[a-z][a-z0-9-]{0,62}",
     list_lag_s=10.0,
     ready_within_s=1200.0,
     requests_per_s=2.0,
@@ -125,8 +122,8 @@ CAPS = Caps(
 
 
 class AutoDlProvider:
-    """Pro machines of one AutoDL account. Settings: `prices` (spec or card -> yuan an hour of one), `regions`, `image`,
-    `cuda`, `data_mount`, `url`, `requests_per_s`, `user`.
+    """Pro machines of one AutoDL account. Settings: `prices` (spec or card -> yuan an hour of one), `packages`
+    (likewise -> day, week, month), `regions`, `image`, `cuda`, `data_mount`, `url`, `requests_per_s`, `user`.
     """
 
     name = "autodl"
@@ -191,7 +188,8 @@ class AutoDlProvider:
                         self.name, self.account, region, f"{spec}/{count}/{expand}", False, per_hour(hourly), CURRENCY,
                         gpu=row.name, gpu_count=count, vram_gb=row.vram_gb, disk=self._disk_gb(expand) * 10**9,
                         pool=f"{spec}/{region}", image=self._image(ask.image),
-                        raw={"stock": SPECS[spec][0], "idle": str(stock[SPECS[spec][0]])},
+                        raw={"stock": SPECS[spec][0], "idle": str(stock[SPECS[spec][0]]),
+                             "packages": self._told("packages", spec, row)},
                     )
                 )  # fmt: skip
         return tuple(found)
@@ -224,11 +222,13 @@ class AutoDlProvider:
 
     def _price(self, spec: str, row: GpuRow) -> Decimal | None:
         """One card's yuan an hour: the config's, or more where a machine was seen to cost more."""
-        told = self.config.settings.get("prices")
-        told = told if isinstance(told, Mapping) else {}
-        typed = next((told[key] for key in (spec, row.name) if key in told), None)
-        known = [number(str(typed).removesuffix(CURRENCY).strip()) if typed is not None else None, self._paid.get(spec)]
+        known = [number(str(self._told("prices", spec, row)).removesuffix(CURRENCY).strip()), self._paid.get(spec)]
         return max((price for price in known if price is not None and price > 0), default=None)
+
+    def _told(self, key: str, spec: str, row: GpuRow) -> Any:
+        """What a block of the config says of a spec, by either of its names."""
+        told = self.config.settings.get(key)
+        return next((told[name] for name in (spec, row.name) if name in told), None) if isinstance(told, dict) else None
 
     def _image(self, asked: str) -> str:
         return asked or str(self.config.settings.get("image") or IMAGE)

@@ -53,6 +53,12 @@ def test_an_offer_costs_what_the_config_says_of_one_card(autodl: AutoDlProvider)
     assert autodl.offers(Ask(gpus=(ONE,), spot=True)) == ()
 
 
+def test_what_its_market_page_asks_by_the_week_comes_along(company: FakeAutoDl, tmp_path: Path) -> None:
+    packages = {"RTX-4090D": {"week": "290 CNY"}}
+    autodl = AutoDlProvider(company.config(tmp_path, packages=packages))
+    assert [offer.raw["packages"] for offer in autodl.offers(Ask(gpus=(ONE,)))] == [{"week": "290 CNY"}]
+
+
 def test_without_a_price_the_config_is_asked_for_it(company: FakeAutoDl, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"prices: \{4090D: 2\.98\}"):
         AutoDlProvider(company.config(tmp_path, prices={"v-48g": 9})).offers(Ask(gpus=(ONE,)))

@@ -157,6 +157,25 @@ def test_three_kinds_of_job_are_rented_in_three_ways() -> None:
     )
 
 
+def test_a_package_is_named_where_it_costs_less_than_its_hours() -> None:
+    packages = {"day": "20", "week": "110.50 USD", "month": 400}
+
+    def said_of(expected: str, hourly: str = "1", **more: Any) -> str:
+        return billing_mode(plan_of(offer(hourly, raw={"packages": packages}, **more), expected=expected, ttl="900h"))
+
+    assert said_of("167h") == (
+        "167.2 h by a week at acme would be 110.50 instead of 167.17 USD by the hour: rent it in its console and add "
+        "it by `gpujob host add`"
+    )
+    assert said_of("600h").startswith("600.2 h by a month at acme would be 400.00 instead of 600.17 USD")
+    assert said_of("22h").startswith("22.2 h by a day at acme would be 20.00 instead of 22.17 USD")
+    assert said_of("190h").startswith("190.2 h by 8 days at acme would be 160.00 instead of 190.17 USD")
+    assert said_of("19h") == "by the hour"
+    assert said_of("167h", "2", gpu_count=2, gpu="RTX-4090").startswith("167.2 h by a week at acme would be 221.00 ")
+    packages.clear()
+    assert "ask for a weekly" in said_of("167h")
+
+
 def work(history: History = UNKNOWN, **spec: Any) -> Any:
     return work_of(JobSpec.model_validate({"name": "x", "gpu": "T4", "run": "x", **spec}), history)
 
