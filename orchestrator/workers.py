@@ -18,10 +18,11 @@ from orchestrator import budget, placement, resume
 from orchestrator.actions import AskOffers, DrawLegs, OpenRental, Release, WaitForCapacity, WantEnd
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
+from orchestrator.ending import SAVE_MIN_S, ending
 from orchestrator.model import Facts, Reason, RentalFacts, RentalPhase, SignalWhy, Unknown
 from orchestrator.successor import END_STEP_S, OFFERS_FRESH_S, USEFUL_S, deadline, money_left
 from orchestrator.transitions import DISRUPTIONS
-from orchestrator.work import SAVE_MIN_S, commit_run, ending, work_on
+from orchestrator.work import commit_run, work_on
 from providers.base import Offer
 
 GUESS_S = 3600.0  # what a leg is thought to take while nobody knows

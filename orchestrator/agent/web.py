@@ -77,7 +77,8 @@ class Web:
             except (OSError, http.client.HTTPException) as error:
                 line.close()
                 if kept is None:
-                    raise Broken("%s: %s" % (parts.netloc, str(error) or type(error).__name__)) from None
+                    host = parts.netloc.rpartition("@")[2]  # without what may be a password
+                    raise Broken("%s: %s" % (host, str(error) or type(error).__name__)) from None
                 kept = None  # the server closes idle connections: that is no failure
         self.lines[key] = line  # taken out again by whoever does not read to the end
         return answer

@@ -84,7 +84,7 @@ def open_sweep(home: Home, ref: str) -> SweepView:
         found = store.find(ref)
         job = store.job(found.job)
         if not job.spec.get("sweep"):
-            raise CliError(f"{job.name} is not a sweep: it has one leg", next=f"gpujob describe {job.name}")
+            raise CliError(f"{job.name} is not a sweep: there are no legs to compare", next=f"gpujob ps {job.name}")
         return sweep_of(store, job, home)
 
 
