@@ -317,3 +317,11 @@ def test_every_spec_is_a_card_of_the_products_own_table() -> None:
         "5090-p": "RTX-5090",
         "pro6000-p": "RTX-PRO-6000",
     }
+
+
+def test_the_price_of_two_cards_is_not_guessed(autodl: AutoDlProvider) -> None:
+    (two,) = autodl.offers(Ask(gpus=(GpuWish("RTX-4090D", 24, 2),)))
+    made = autodl.create(two, TAG, time.time() + 900, Boot("true", PUBLIC))
+    seen = autodl.get(made.ref)
+    assert seen is not None
+    assert (seen.ready, seen.hourly, seen.currency) == (True, None, "")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from providers import runpod, vast
-from providers.startup import cloud_config, container_start, packed, unpacked
+from providers import autodl, runpod, vast
+from providers.startup import UNPACK, cloud_config, container_start, packed, unpacked
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB9Gn0u0OyYmHPkYbVJnnlnKR0fYtYpfJmIfkDHDPkdX somebody's key".replace(
     "'", ""
@@ -113,3 +113,20 @@ def test_user_data_is_what_cloud_init_reads() -> None:
     assert "User=ubuntu\n" in unit
     assert "KillMode=process\n" in unit
     assert "WantedBy=multi-user.target\n" in unit
+
+
+def test_autodls_start_command_gives_logins_conda_and_a_data_disk_and_can_run_again(box: Path) -> None:
+    home = box / "home"
+    (home / ".bashrc").write_text("case $- in *i*) ;; *) return;; esac\nalias ll='ls -l'\n")
+    before = autodl.BEFORE.format(mount=home / "autodl-tmp")
+    script = before + container_start(HOOK, PUBLIC, autodl.POWEROFF, serve_ssh=False) + autodl.AFTER
+    for _ in range(2):
+        done = run(box, f"echo {packed(script)} | {UNPACK} >{autodl.START} && sh {autodl.START}")
+        assert (done.returncode, done.stderr) == (0, "")
+    until(home / "hook.log", "ran\n" + f"{home}/.gpujob-boot.sh ran\n")
+    assert (home / "autodl-tmp").is_dir()
+    # Debian's bash reads this for a command over SSH as well, and mostly leaves it in the second line.
+    first, *others = (home / ".bashrc").read_text().splitlines()
+    assert first == "PATH=/root/miniconda3/bin:$PATH; export PATH # gpujob-path"
+    assert others == ["case $- in *i*) ;; *) return;; esac", "alias ll='ls -l'"]
+    assert (box / "sbin/poweroff").read_text() == "#!/bin/sh\nexec /usr/bin/shutdown -h now\n"
