@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits, specs
+from orchestrator.cli.balances import shortfall
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.output import print_json
@@ -48,6 +49,7 @@ class Prepared:
     nothing: tuple[tuple[str, int], ...] = ()  # where nobody offers anything: key of the spec -> offers that it removes
     data: Mapping[str, Manifest] = field(default_factory=dict)  # path on the machine -> what lands there
     stores: tuple[StoreUse, ...] = ()
+    short: str = ""  # that the chosen provider's account holds less than the reserve
     bigger: Offer | None = None  # where every card asked for is too small: the cheapest machine that holds the model
 
     @property
@@ -151,6 +153,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
         nothing=_nothing(home, config, plan, ask),
         stores=stores,
         bigger=_bigger(home, config, plan),
+        short=shortfall(home, config, plan),
     )
 
 

@@ -107,6 +107,7 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
         "worst_case": money_json(plan.worst_case, plan.currency, plan.play),
         "worst_case_by": plan.worst_case_by,
         "reserve": money_json(plan.reserve, plan.currency, plan.play),
+        "balance_warning": prepared.short or None,
         "machine_end_s": plan.machine_end_s,
         "timers": [{"timer": each.name, "binds": each.binds, "why": each.why} for each in plan.timers],
         "needs_awake": [{"what": each.what, "why": each.why} for each in plan.needs_awake],

@@ -257,6 +257,8 @@ def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
     if plan.reserve is not None and plan.machine_end_s is not None:
         amount, end = money(plan.reserve, currency, play), span(plan.machine_end_s)
         yield f"reserve    {amount} for the first machine, which ends {end} after its start"
+    if prepared.short:
+        yield f"balance    {prepared.short}"
     if not spec.resumable:
         yield "resume     no: a lost machine means a start from zero (name $GPUJOB_RESUME_FROM in run)"
 

@@ -7,12 +7,14 @@ import threading
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orchestrator.cli.balances import balances
+from orchestrator.cli.balances import balances, shortfall
 from orchestrator.cli.main import main
+from orchestrator.config import load_config
 from orchestrator.home import Home
 from providers import registry
 from providers.autodl import CAPS
@@ -103,3 +105,29 @@ def test_one_that_hangs_keeps_no_other_from_its_answer() -> None:
         hangs.let.set()
     assert found["works"] == RICH
     assert found["hangs"] == "no answer within 0 s"
+
+
+def said(reserve: str, **quote: Any) -> str:
+    """What a plan says whose reserve is in USD, where a yuan is 0.1 of one and the account has 123.456 of them."""
+    quotes = (SimpleNamespace(**{"provider": "autodl", "caps": Teller.caps, "stored": False, **quote}),)
+    chosen = SimpleNamespace(provider="autodl")
+    plan: Any = SimpleNamespace(chosen=chosen, reserve=Decimal(reserve), currency="USD", quotes=quotes)
+    home = Home.from_env()
+    return shortfall(home, load_config(home), plan)
+
+
+def test_an_account_with_less_than_the_reserve_is_said_before_the_start(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said("20") == ""  # there is no rate to compare by
+    config.write_text("providers: {autodl: {}}\nrates: {CNY: {rate: 0.1, as_of: 2026-11-30}}\n")
+    assert said("12.34") == ""
+    assert said("12.36") == (
+        "autodl has 123.46 CNY, less than the 12.36 USD set aside for the first machine: top it up before you start"
+    )
+    assert said("12.36", stored=True) == ""
+    monkeypatch.setattr(Teller, "outcome", AuthFailed("no key"))
+    assert said("12.36") == ""
+    monkeypatch.setattr(Teller, "caps", replace(CAPS, balance=False))
+    monkeypatch.setattr(Teller, "outcome", AssertionError("asked"))
+    assert said("12.36") == ""
