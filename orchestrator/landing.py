@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 POLL_S = 0.5  # how often a fetch is asked how far it is
+LISTEN_S = 2.0  # the agent answers when it ends, after so long at the latest: a start of it costs 0.15 CPU-s
 DEAF_S = 600.0  # for so long a fetch may go on unheard before the transfer counts as failed
 CHECK_S = 90.0  # one slice of a check takes 20 s, and a listing of 100,000 files before it
 # What another copy cannot mend: it was like that at the source, or the place on the machine is not ours.
@@ -265,7 +266,8 @@ class _Fetching:
         began, heard = time.monotonic(), time.monotonic()
         while True:
             try:
-                state = self.ask("fetched", id=ident)
+                asked = time.monotonic()
+                state = self.ask("fetched", id=ident, wait=LISTEN_S)
             except Unreachable:
                 if time.monotonic() - heard > DEAF_S:
                     raise
@@ -276,7 +278,7 @@ class _Fetching:
             tell(Progress(so_far, each.manifest.bytes, so_far / max(heard - began, 0.001)))
             if state.get("state") != "running":
                 return state
-            time.sleep(POLL_S)
+            time.sleep(max(0.0, asked + POLL_S - time.monotonic()))  # of an agent that does not wait by itself
 
     @staticmethod
     def _failed(each: Landing, state: Mapping[str, Any]) -> WorkFailed:

@@ -36,6 +36,7 @@ RENEW_SHARE = 0.5  # access is renewed after half of its life, so that a short s
 GET_S = 6 * 3600  # a URL to fetch one object: longer than any resume takes
 WAIT_S = 4.0  # one look at a mirror that is at work; the loop comes again
 POLL_S = 0.5
+LISTEN_S = 2.0  # the agent answers when a transfer ends, after so long at the latest: a start of it costs 0.15 CPU-s
 STALL_S = 600.0  # a transfer that has not moved for so long has failed
 
 log = structlog.get_logger()
@@ -178,7 +179,8 @@ class StoreSide:
         self, ask: Ask, run: Assignment, name: str, wanted: dict[str, Any], again: bool, tell: Tell
     ) -> dict[str, Any]:
         """Have the agent move items, and wait for its end; WorkFailed when nothing moves any more."""
-        begun = ask("transfer", task=run.task, n=run.n, id=name, again=again, **wanted)
+        asked = time.monotonic()
+        begun = ask("transfer", task=run.task, n=run.n, id=name, again=again, wait=LISTEN_S, **wanted)
         moved, at, began = -1, time.monotonic(), time.monotonic()
         state = begun
         while state.get("state") == "running":
@@ -188,8 +190,9 @@ class StoreSide:
                 tell(Progress(moved, int(state.get("total") or 0) or None, moved / spent))
             if time.monotonic() - at > STALL_S:
                 raise WorkFailed(f"transfer {name} has not moved for {STALL_S / 60:.0f} minutes")
-            time.sleep(POLL_S if time.monotonic() - began > 2.0 else 0.05)
-            state = ask("transfer", task=run.task, n=run.n, id=name)
+            time.sleep(max(0.0, asked + POLL_S - time.monotonic()))  # of an agent that does not wait by itself
+            asked = time.monotonic()
+            state = ask("transfer", task=run.task, n=run.n, id=name, wait=LISTEN_S)
         return state
 
 

@@ -29,7 +29,7 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.agent.asks import admit, need, need_name
+from orchestrator.agent.asks import admit, need, need_name, patience, wait_while_running
 from orchestrator.agent.events import record_event
 from orchestrator.agent.files import command_lock, note, read_json, replace, to_json
 from orchestrator.agent.landing import PARTIAL_FOLDER, entries_of, mark_of, read_seen
@@ -71,9 +71,9 @@ def fetch_command(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def fetched_command(ask: dict[str, Any]) -> dict[str, Any]:
-    """How far a fetch is: state running | done | failed (with error, detail, path)."""
-    folder = fetch_folder(ask)
-    state = read_json(os.path.join(folder, "state.json"))
+    """How far a fetch is: state running | done | failed (with error, detail, path). `wait` as of a transfer."""
+    folder, wait = fetch_folder(ask), patience(ask)
+    state = wait_while_running(os.path.join(folder, "state.json"), wait)
     if not isinstance(state, dict):
         raise Refusal("missing", "nothing was asked to be fetched under this name")
     age = time.time() - os.stat(os.path.join(folder, "state.json")).st_mtime

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+HASHERS = 4
+HASHED_ASIDE = 1 << 20  # bytes: passing a smaller file to another thread costs more than its hash
+
+
 def manifest_command(ask: dict[str, Any]) -> dict[str, Any]:
     import fnmatch
 
@@ -37,8 +41,7 @@ def manifest_command(ask: dict[str, Any]) -> dict[str, Any]:
         files = [entry for entry in files if entry["path"] in names]
     if ask.get("hash"):
         base = top if os.path.isdir(top) and not os.path.islink(top) else os.path.dirname(top)
-        read = (entry if "link" in entry else hashed(os.path.join(base, entry["path"]), entry) for entry in files)
-        files = [entry for entry in read if entry is not None]
+        files = hashed_all(base, files)
     answer: dict[str, Any] = {"ok": True, "files": files, "kind": kind}
     return {**answer, "leads_to": os.readlink(top)} if kind == "link" else answer
 
@@ -70,6 +73,19 @@ def walk_files(top: str, skip: Callable[[str], bool] = lambda name: False) -> It
     for problem in unread:
         if not isinstance(problem, FileNotFoundError):
             yield {"path": os.path.relpath(problem.filename, top), "error": problem.strerror}
+
+
+def hashed_all(base: str, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries as `hashed` has them, without those that went away; large files on several cores at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def read(entry: dict[str, Any]) -> dict[str, Any] | None:
+        return entry if "link" in entry else hashed(os.path.join(base, entry["path"]), entry)
+
+    with ThreadPoolExecutor(max(1, min(HASHERS, cpu_count()))) as pool:
+        large = {each["path"]: pool.submit(read, each) for each in files if each.get("size", 0) >= HASHED_ASIDE}
+        found = [large[entry["path"]].result() if entry["path"] in large else read(entry) for entry in files]
+    return [entry for entry in found if entry is not None]
 
 
 def hashed(path: str, entry: dict[str, Any]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ import traceback
 from functools import partial
 from typing import Any
 
-from orchestrator.agent.asks import admit, need, need_name, need_run
+from orchestrator.agent.asks import admit, need, need_name, need_run, patience, wait_while_running
 from orchestrator.agent.files import command_lock, jot, note, read_json, read_text, replace, to_json
 from orchestrator.agent.launch import spawn_detached, start_command
 from orchestrator.agent.layout import Refusal
@@ -32,6 +33,7 @@ from orchestrator.agent.runs import Run
 from orchestrator.agent.wire import Wire, WireError
 
 BAD_TRIES = 3  # the network's fault is gone by then; a store that has other bytes will have them for ever
+LOCK_TRIES = 5
 WORKERS = 8  # of many small files each waits for the store's answer most of the time
 
 
@@ -52,8 +54,13 @@ def store_command(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def transfer_command(ask: dict[str, Any]) -> dict[str, Any]:
-    """Begin moving items, or say how it stands where the same id was begun; `again` forgets what was done."""
+    """Begin moving items, or say how it stands where the same id was begun; `again` forgets what was done.
+
+    `wait`: the answer may come that many seconds later, as soon as it has ended: one start of Python instead of many.
+    """
     run, name = need_run(ask), need_name(ask, "id")
+    wait = patience(ask)
+    child: subprocess.Popen[bytes] | None = None
     with command_lock():
         admit(ask)
         os.makedirs(run.folder, mode=0o700, exist_ok=True)
@@ -70,19 +77,21 @@ def transfer_command(ask: dict[str, Any]) -> dict[str, Any]:
             kept = {key: ask[key] for key in ("kind", "root", "items", "make", "rate") if key in ask}
             replace(at.path("json"), to_json(kept))
             jot(at.path("state"), to_json({"state": "running", "bytes": 0, "total": 0, "error": ""}))
-            spawn_move(run.key, name)
-    state = read_json(at.path("state"))
+            child = spawn_move(run.key, name)
+    state = wait_while_running(at.path("state"), wait, child)
     if state is None:
         raise Refusal("missing", "no transfer %s of %s" % (name, run.key))
-    if state["state"] == "running" and not at.alive():
-        if not os.path.exists(at.path("json")):
+    if state["state"] == "running" and not (child and child.poll() is None) and not at.alive():
+        state = read_json(at.path("state")) or state  # it may have ended between the two looks
+        if state["state"] == "running" and not os.path.exists(at.path("json")):
             raise Refusal("missing", "transfer %s of %s broke off" % (name, run.key))
-        spawn_move(run.key, name)
+        if state["state"] == "running":
+            spawn_move(run.key, name)
     return {"ok": True, **state}
 
 
-def spawn_move(key: str, name: str) -> None:
-    spawn_detached([sys.executable or "python3", os.path.abspath(__file__), "_transfer", key, name])
+def spawn_move(key: str, name: str) -> subprocess.Popen[bytes]:
+    return spawn_detached([sys.executable or "python3", os.path.abspath(__file__), "_transfer", key, name])
 
 
 class Move:
@@ -216,9 +225,8 @@ class Writer:
         self.spans, self.sha256 = list(spans), hashlib.sha256()
         self.fd, self.at, self.left = -1, 0, 0
 
-    def take(self, data: bytes) -> None:
-        self.sha256.update(data)
-        view = memoryview(data)
+    def take(self, view: memoryview) -> None:
+        self.sha256.update(view)
         while view:
             if not self.left:
                 self.next()
@@ -245,10 +253,14 @@ def move(key: str, name: str) -> int:
     """The process of one transfer."""
     at = Move(Run(key), name)
     fd = os.open(at.path("lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return 0
+    for left in reversed(range(LOCK_TRIES)):  # whoever asks whether it is held holds it for a moment
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if not left:
+                return 0
+            time.sleep(0.02)
     ask = read_json(at.path("json"))
     if ask is None:
         return 0

@@ -95,16 +95,16 @@ class Wire:
         headers: Mapping[str, str],
         spans: Spans | bytes,
         size: int,
-        seen: Callable[[bytes], None] | None = None,
+        seen: Callable[[bytes | memoryview], None] | None = None,
     ) -> dict[str, str]:
         """One PUT, once; returns the answer's headers in lower case. `seen` gets the bytes as they are sent."""
-        body = iter([spans]) if isinstance(spans, bytes) else read_spans(spans)
+        body: Iterator[bytes | memoryview] = iter([spans]) if isinstance(spans, bytes) else read_spans(spans)
         if seen is not None:
             body = tapped(body, seen)
         return self.exchange("PUT", url, {**headers, "content-length": str(size)}, body, None)
 
-    def get(self, url: str, headers: Mapping[str, str], take: Callable[[bytes], None]) -> dict[str, str]:
-        """One GET, once; `take` gets the bytes as they come."""
+    def get(self, url: str, headers: Mapping[str, str], take: Callable[[memoryview], None]) -> dict[str, str]:
+        """One GET, once; `take` gets the bytes as they come, in a buffer that the next ones are written into."""
         return self.exchange("GET", url, headers, None, take)
 
     def exchange(
@@ -112,8 +112,8 @@ class Wire:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        body: Iterator[bytes] | None,
-        take: Callable[[bytes], None] | None,
+        body: Iterator[bytes | memoryview] | None,
+        take: Callable[[memoryview], None] | None,
     ) -> dict[str, str]:
         parts = urlsplit(url)
         where = parts.path + ("?" + parts.query if parts.query else "")
@@ -143,10 +143,12 @@ class Wire:
                 raise self.refusal(answer)
             if take is not None:
                 left = answer.length
-                for data in iter(lambda: answer.read(SEND_BLOCK), b""):
-                    self.throttle.take(len(data))
-                    take(data)
-                    left = None if left is None else left - len(data)
+                # one buffer again and again: memory made for each block costs as much as its hash
+                room = memoryview(bytearray(SEND_BLOCK if left is None else min(SEND_BLOCK, max(left, 1))))
+                for count in iter(lambda: answer.readinto(room), 0):
+                    self.throttle.take(count)
+                    take(room[:count])
+                    left = None if left is None else left - count
                 if left:
                     raise OSError("the answer broke off")
             else:
@@ -213,24 +215,27 @@ class FilesChanged(Exception):
     """A file that is being sent went away or became shorter."""
 
 
-def tapped(blocks: Iterator[bytes], seen: Callable[[bytes], None]) -> Iterator[bytes]:
+def tapped(
+    blocks: Iterator[bytes | memoryview], seen: Callable[[bytes | memoryview], None]
+) -> Iterator[bytes | memoryview]:
     for block in blocks:
         seen(block)
         yield block
 
 
-def read_spans(spans: Spans) -> Iterator[bytes]:
-    """The bytes of pieces of files, in blocks; FilesChanged where a file has fewer."""
+def read_spans(spans: Spans) -> Iterator[memoryview]:
+    """The bytes of pieces of files, in blocks of one buffer that is used again; FilesChanged where a file has fewer."""
+    room = memoryview(bytearray(min(SEND_BLOCK, max([length for _, _, length in spans], default=0))))
     for path, offset, length in spans:
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", buffering=0) as file:
                 file.seek(offset)
                 left = length
                 while left:
-                    block = file.read(min(SEND_BLOCK, left))
-                    if not block:
+                    count = file.readinto(room[: min(len(room), left)])
+                    if not count:
                         raise FilesChanged("%s became shorter" % path)
-                    left -= len(block)
-                    yield block
+                    left -= count
+                    yield room[:count]
         except FileNotFoundError as error:
             raise FilesChanged("%s went away" % path) from error
