@@ -23,7 +23,7 @@ class Sick:
 
     labels: Mapping[str, str]  # job (the id) and name
     info: Mapping[str, str]
-    spent: float
+    spent: Mapping[str, float]  # by currency
     hourly: float
     step: float
     total: float
@@ -82,7 +82,8 @@ def _values(job: Sick, now: float) -> Iterable[tuple[str, Mapping[str, str], flo
     money = {"currency": job.info.get("currency", ""), "play": job.info.get("play", "false")}
     about = {key: value for key, value in job.info.items() if key not in money}
     yield "gpujob_job_info", about, 1.0
-    yield "gpujob_job_spent", money, job.spent
+    for currency, amount in job.spent.items():
+        yield "gpujob_job_spent", {**money, "currency": currency}, amount
     yield "gpujob_job_hourly", money, job.hourly
     yield "gpujob_job_step", {}, job.step
     yield "gpujob_job_step_total", {}, job.total

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,6 @@ def sick_of(line: Summary, words: Words, found: Vitals | None) -> Any:
     """One job for the metrics."""
     from orchestrator.cli.prometheus import Sick
 
-    spent = line.spent.get(line.currency) if line.currency in line.spent else None
     return Sick(
         labels={"job": line.id, "name": line.name},
         info={
@@ -121,7 +121,7 @@ def sick_of(line: Summary, words: Words, found: Vitals | None) -> Any:
             "stand_in": str(line.stand_in).lower(), "currency": line.currency,
             "play": str(is_play_line(line)).lower(),
         },
-        spent=float(spent) if spent is not None else 0.0,
+        spent={currency: float(amount) for currency, amount in (line.spent or {line.currency: Decimal(0)}).items()},
         hourly=float(line.hourly) if line.hourly is not None and line.open_rentals else 0.0,
         step=line.step if line.step is not None else math.nan,
         total=line.total if line.total is not None else math.nan,

@@ -289,10 +289,12 @@ def test_labels_are_escaped() -> None:
     from orchestrator.cli import prometheus
 
     words = 'a "b" \\ c\nd'
-    job = prometheus.Sick({"job": "j", "name": words}, {"state": words}, 0.1, 0.0, math.nan, math.nan, (), None)
+    spent = {"USD": 0.1, "CNY": 7.5}
+    job = prometheus.Sick({"job": "j", "name": words}, {"state": words}, spent, 0.0, math.nan, math.nan, (), None)
     found = parse(prometheus.text([job], NOW))
     assert value(found, "gpujob_job_info", name=words, state=words) == 1
-    assert value(found, "gpujob_job_spent") == 0.1
+    assert value(found, "gpujob_job_spent", currency="USD") == 0.1
+    assert value(found, "gpujob_job_spent", currency="CNY") == 7.5, "each currency has its own line"
     wild = vitals.Vitals(Point(at=NOW, cards=(Card(util=1e300),), cpu=-0.5), [])
     assert parse(prometheus.text([replace(job, vitals=wild)], NOW))
 
