@@ -45,6 +45,7 @@ class Mutant:
 
 
 L, W, S = "orchestrator/lifecycle.py", "orchestrator/work.py", "orchestrator/successor.py"
+ENDING = "orchestrator/ending.py"
 MUTANTS: tuple[Mutant, ...] = (
     # --- reconcile: one rental's life ---
     Mutant("create-sent-twice", "orchestrator/store/receipts.py",
@@ -97,12 +98,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("resume-never", W, 'resume_name=best.name if best else "",', 'resume_name="",', (RECONCILE, SEEDS)),
     Mutant("resume-oldest", "orchestrator/resume.py", "return next(iter(resume_order(rows)), None)",
            "return next(iter(reversed(resume_order(rows))), None)", (RECONCILE, SEEDS)),
-    Mutant("no-saving-before-the-end", W, "    if draft.now >= at:", "    if False:", (RECONCILE,)),
+    Mutant("no-saving-before-the-end", ENDING, "    if draft.now >= at:", "    if False:", (RECONCILE,)),
     Mutant("close-before-mirror", W, "    if machine.connected and assignment.key in facts.checkpoints_left and", "    if False and",
            (RECONCILE, SEEDS, "crash")),
-    Mutant("notice-ignored", W, "if rental.machine.notice is not None or _provider_notice(rental) is not None:",
+    Mutant("notice-ignored", ENDING, "if rental.machine.notice is not None or _provider_notice(rental) is not None:",
            "if False:", (RECONCILE,)),
-    Mutant("cancel-ignored-while-running", W, "    if draft.facts.job.cancel_at is not None:\n        return SignalWhy.CANCEL",
+    Mutant("cancel-ignored-while-running", ENDING, "    if draft.facts.job.cancel_at is not None:\n        return SignalWhy.CANCEL",
            "    if False:\n        return SignalWhy.CANCEL", (RECONCILE, SEEDS)),
     Mutant("failure-without-a-look", "orchestrator/verdict.py", "    if not _machine_is_well(facts, rental, exit_.at):",
            "    if False:", (RECONCILE,), safety=False),
