@@ -159,6 +159,7 @@ class Machines(StoreMachines):
             if here > before:  # a log of gigabytes takes its time
                 before, until = here, self._clock.awake() + LOG_TAIL_S
             if self._clock.awake() >= until:
+                watch.reconnect()  # a stream that has lost its place finds it again from what is stored here
                 raise WorkFailed("the last bytes of the log have not arrived yet")
             time.sleep(0.05)
         if watch is not None:

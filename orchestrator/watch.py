@@ -49,6 +49,7 @@ SILENCE_S = 9.0  # four beats missed: the line is dead or swallowed (the bar is 
 CONNECT_S = 8.0  # time for one attempt to connect and log in
 RETRY_FIRST_S = 0.2  # a fresh machine answers within its first second or two
 RETRY_MAX_S = 10.0
+UNHEARD_MAX = 1000  # names of runs that a machine may make us remember
 SAMPLE_KEPT_S = 45.0  # among the events; all of them are in the series, which grows no further
 ATTEMPT_MAX_S = 60.0  # no attempt takes longer with its pause: what is above is time in which we were stopped
 STAGES = ("setup", "smoke", "run", "metrics", "done", "failed")
@@ -92,6 +93,7 @@ class MachineWatch:
         self._since: float | None = None  # awake time of the last report; the pause after it counts as well
         self._writers: dict[str, LogWriter] = {}
         self._runs: frozenset[str] = frozenset()
+        self._unheard: set[str] = set()  # runs that told a log before they were admitted
         self._recorder = Recorder(home.series(job, rental), clock.utc, lambda point: post(PointSeen(rental, point)))
         self._sample_kept = 0.0  # the machine's time of the last sample among the events
         self._thread = threading.Thread(target=self._run, name=f"watch-{rental}", daemon=True)
@@ -112,6 +114,14 @@ class MachineWatch:
     def admit(self, runs: frozenset[str]) -> None:
         """The runs ("<task>.<n>") that were committed on this rental: whose logs it may tell."""
         self._runs = runs
+        if self._unheard & runs:  # the machine was faster than we: what was left aside is asked for again
+            self._unheard.clear()
+            self.reconnect()
+
+    def reconnect(self) -> None:
+        """Begin the stream anew, from what is stored here."""
+        if self.connection is not None:
+            self.connection.close()
 
     @property
     def target(self) -> ssh.Target | None:
@@ -224,7 +234,9 @@ class MachineWatch:
         if not isinstance(offset, int) or offset < 0 or not RUN.fullmatch(run) or stage not in STAGES:
             return
         if run not in self._runs:
-            return  # another machine's run, or one whose commit this watcher has yet to hear of: then a gap follows
+            if len(self._unheard) < UNHEARD_MAX:
+                self._unheard.add(run)
+            return  # another machine's run, or one whose commit this watcher has yet to hear of
         try:
             self._writer(run, stage).write(offset, data)
         except LogGap as gap:

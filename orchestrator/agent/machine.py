@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import threading
 
 from orchestrator.agent.files import read_text
 from orchestrator.agent.layout import HOME, control
@@ -14,19 +16,41 @@ GPU_KEYS = ("index", "util", "mem_used", "mem_total", "temp", "power")
 THROTTLE = "clocks_throttle_reasons.active"  # newer drivers know it under this name as well
 
 
+OUTPUT_MAX = 4 << 20  # bytes; what eight cards say in XML is a twentieth of it
+
+
 def nvidia_smi() -> str | None:
     return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/bin:/usr/local/nvidia/bin:/opt/bin")
 
 
 def output_of(argv: list[str], seconds: float, cwd: str | None = None) -> str:
-    """What a program prints, "" where it is missing, fails or takes too long."""
+    """What a program prints, "" where it is missing, fails, takes too long or prints without end."""
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, cwd=cwd
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=cwd,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError:
         return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+    assert child.stdout is not None
+    late = threading.Timer(seconds, end_group, (child.pid,))
+    late.start()
+    try:
+        said = child.stdout.read(OUTPUT_MAX + 1)
+        if len(said) > OUTPUT_MAX:
+            end_group(child.pid)
+        code = child.wait()
+    finally:
+        late.cancel()
+        child.stdout.close()
+    return said.decode("utf-8", "replace") if code == 0 else ""
+
+
+def end_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:  # it has ended by itself
+        pass
 
 
 def gpu_query(*more: str) -> list[str] | None:

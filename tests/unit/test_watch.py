@@ -134,6 +134,20 @@ def test_a_machine_adds_nothing_to_the_log_of_another_machines_run(bench: Bench)
     assert other.read_bytes() == b"as it was\n"
 
 
+def test_a_log_that_was_told_before_its_run_was_admitted_is_asked_for_again(bench: Bench) -> None:
+    """Were it the run's only line, no gap would follow, and the run could never be closed."""
+    line = Connection([{"t": "hello", "status": {}}, log_line(b"only\n", run="t0.2")])
+    bench.go(line)
+    closed: list[bool] = []
+    bench.watch.connection = type("Open", (), {"close": lambda self: closed.append(True)})()  # type: ignore[assignment]
+    bench.watch.admit(frozenset({"t0.1"}))
+    assert closed == []
+    bench.watch.admit(frozenset({"t0.1", "t0.2"}))
+    assert closed == [True]
+    bench.watch.admit(frozenset({"t0.1", "t0.2"}))
+    assert closed == [True]
+
+
 def test_without_the_nonce_nothing_is_pushed_and_nothing_followed(bench: Bench) -> None:
     stranger = Connection([{"t": "hello", "status": {}}], nonce="another")
     heard = bench.go(stranger)
