@@ -48,7 +48,7 @@ def preempted_once(
 ) -> None:
     """Run a counting job, take its first machine away after a checkpoint, and see it end well."""
     keys = {"providers": [company.name], "gpu": gpu, "spot": spot, "artifacts": None, **SPOT, **more}
-    world.apply(world.spec("count", counting(steps, save_every=4), **keys))
+    world.apply(world.spec("count", counting(steps, save_every=4, taken=True), **keys))
     world.until(lambda: world.checkpoints("count"), "a first checkpoint is durable")
     before = max(row.step for row in world.checkpoints("count"))
     first = world.rentals("count")[0]
