@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from orchestrator.best import best_of
+from orchestrator.best import best_of, named_here
 from orchestrator.home import Home
 from orchestrator.mirror import Manifest, listing, prune
 from orchestrator.model import AgentCheckpoint
@@ -29,7 +30,7 @@ class Retained:
 def retain(home: Home, job: str, task: str, keep: int, resume_hash: str) -> Retained:
     """Prune the mirror of a task; `resume_hash`: what its present run resumed from."""
     before = listing(home, job, task).manifests
-    best = best_of(home.mirror(job, task), before)
+    best = best_of(before, partial(named_here, home.mirror(job, task)))
     removed = prune(home, job, task, keep, best | ({resume_hash} if resume_hash else set()))
     gone = {manifest.hash for manifest in removed}
     held = tuple(manifest for manifest in before if manifest.hash not in gone)

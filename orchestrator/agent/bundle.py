@@ -25,6 +25,7 @@ MODULES = (
     "names",
     "pickles",
     "formats",
+    "best",
     "checkpoints",
     "stage_log",
     "afterlook",

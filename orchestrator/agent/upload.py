@@ -25,6 +25,7 @@ import time
 import traceback
 from typing import Any
 
+from orchestrator.agent.best import best_named
 from orchestrator.agent.checkpoints import checkpoints_of, fingerprint
 from orchestrator.agent.files import jot, note, read_json, read_text, to_json
 from orchestrator.agent.pieces import OBJECTS_MAX, Piece, checkpoint_files, chunk_size, cut, new_md5
@@ -183,9 +184,10 @@ class Mirror:
         )
         chunk = chunk_size(total, max(1, left // SLOT_SHARE) if self.access.by_slots else OBJECTS_MAX)
         pieces = self.send_pieces(cut(root, files, chunk))
+        told = {**found, "best": best_named(top)}
         if self.look(top) != before:
             raise FilesChanged("%s was written to while it was sent" % found["name"])
-        self.publish(found, files, pieces, total)
+        self.publish(told, files, pieces, total)
         self.busy = {}
         self.tell(force=True)
 
@@ -296,7 +298,7 @@ class Mirror:
         document = {
             "format": MANIFEST_FORMAT, "job": given["job"], "task": given["task"], "n": given["n"],
             "name": found["name"], "step": step, "bytes": total, "parent": given.get("parent"),
-            "mark": [found["name"], found["bytes"], found["mtime"]], "files": shown,
+            "mark": [found["name"], found["bytes"], found["mtime"]], "best": found["best"], "files": shown,
             "objects": [
                 {key: entry[key] for key in ("key", "size", "sha256", "md5")} for _, entry in pieces
             ],

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.best import best_of
 from orchestrator.lineage import resume_choice
 from orchestrator.mirror import Manifest
 from orchestrator.objects.base import ObjectStore, Stored
@@ -165,6 +166,11 @@ class StoreMirror:
             loose |= {each.key for kind in ("o", "s") for each in self.store.list(f"{root}/{kind}/")}
         self.store.delete(sorted(loose - needed))
         return tuple(each.manifest for each in gone)
+
+    def best(self, listed: StoreListing) -> frozenset[str]:
+        """Hashes of what the formats call the best, which retention keeps beside the newest."""
+        told = {each.manifest.hash: each.best for each in listed.checkpoints}
+        return best_of(listed.manifests, lambda manifest: told[manifest.hash])
 
     def inherit(self, old: StoreMirror, wanted: frozenset[str]) -> None:
         """Take over checkpoints (hashes) of an earlier job in the same store: new manifests of run 0, no copies."""

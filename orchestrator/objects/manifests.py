@@ -48,6 +48,7 @@ class StoredCheckpoint:
     pieces: tuple[tuple[tuple[int, int, int], ...], ...]
     key: str  # of the manifest itself
     mark: tuple[str, int, float]
+    best: str = ""  # the name of the best one so far, as this one's format tells it
 
     def by_object(self) -> list[list[tuple[str, int, int]]]:
         """For each object its pieces of files as (path, offset in the file, length), in the object's order."""
@@ -91,7 +92,8 @@ def parse(data: bytes, job: str, task: str, n: int, key: str, root: str) -> Stor
         mark = shown["mark"]
         bare = Manifest(job, task, n, name, step, tuple(files), size, parent, "")
         manifest = replace(bare, hash=content_hash(bare))
-        return StoredCheckpoint(manifest, objects, tuple(pieces), key, (_text(mark[0]), int(mark[1]), float(mark[2])))
+        known = (_text(mark[0]), int(mark[1]), float(mark[2]))
+        return StoredCheckpoint(manifest, objects, tuple(pieces), key, known, _text(shown.get("best", "")))
     except NotAManifest:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, Unsafe, RecursionError) as error:
@@ -107,7 +109,8 @@ def inherited(found: StoredCheckpoint, root: str, job: str) -> dict[str, Any]:
         files.append(row if file.link else {**row, "sha256": file.sha256, "at": [list(each) for each in pieces]})
     return {
         "format": FORMAT, "job": job, "task": found.manifest.task, "n": INHERITED, "name": found.manifest.name,
-        "step": found.manifest.step, "parent": None, "root": root, "mark": list(found.mark), "files": files,
+        "step": found.manifest.step, "parent": None, "root": root, "mark": list(found.mark),
+        "best": found.best, "files": files,
         "objects": [
             {"key": name, "size": ref.size, "sha256": ref.sha256, "md5": ref.md5}
             for name, ref in zip(names, found.objects, strict=True)

@@ -289,6 +289,20 @@ def test_retention_keeps_what_is_needed_and_a_pruned_ones_shared_objects(machine
     assert run.done(4) == [2, 3, 4]  # what it did not send again was not removed meanwhile
 
 
+def test_what_the_format_calls_the_best_is_kept_in_the_store(machine: Machine, s3_server: S3Server) -> None:
+    run = Mirrored(machine, s3_server, "best")
+    run.give()
+    run.order()
+    state = json.dumps({"best_model_checkpoint": "out/step_1"}).encode()
+    for step in (1, 2, 3):
+        run.save(step, {"trainer_state.json": state, "w": os.urandom(1000)})
+        run.done(step)
+    listed = run.mirror.listing()
+    assert run.mirror.best(listed) == {listed.manifests[0].hash}
+    run.mirror.prune(listed, 1, run.mirror.best(listed))
+    assert run.steps() == [1, 3]
+
+
 def test_the_next_run_fetches_it_from_the_store_and_never_an_altered_one(
     machine: Machine, s3_server: S3Server, fault_proxy: FaultProxy
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_manifest_says_where_every_byte_lies() -> None:
     assert [ref.key for ref in found.objects] == [f"{ROOT}/o/{n * 64}" for n in "012"]
     assert found.by_object() == [[("step_9/a", 0, 10), ("step_9/b", 0, 20)], [("step_9/c", 0, 8)], [("step_9/c", 8, 5)]]
     assert found.manifest.files[-1].link == "a"
+    assert (found.best, read(document(best="step_4")).best) == ("", "step_4")
 
 
 def changed(which: int, **change: Any) -> dict[str, Any]:
