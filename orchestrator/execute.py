@@ -85,6 +85,18 @@ class Context:
     over: frozenset[str] = frozenset()  # items of a batch that need not be done again
     legs: tuple[Leg, ...] = ()  # what a search draws the next legs from
 
+    def the_rental(self) -> Rental:
+        """The rental, of an effect that has one."""
+        if self.rental is None:
+            raise ValueError("this effect needs a rental")
+        return self.rental
+
+    def the_run(self) -> Assignment:
+        """The run, of an effect that has one."""
+        if self.assignment is None:
+            raise ValueError("this effect needs a run")
+        return self.assignment
+
 
 class Providers(Protocol):
     """Where adapters come from; the simulator brings its own."""
@@ -159,7 +171,7 @@ class Executor:
         """The one create call of the rental."""
         from orchestrator import ssh
 
-        rental, job = _rental(context), context.job
+        rental, job = context.the_rental(), context.job
         provider = self._providers.get(rental.offer.provider)
         caps = provider.caps
         hook = boot_hook(
@@ -177,7 +189,7 @@ class Executor:
 
     def look(self, context: Context) -> Mapping[str, Any]:
         """One point-get."""
-        rental = _rental(context)
+        rental = context.the_rental()
         if rental.provider_id is None:
             return {"got": Unknown("its id at the provider is not known", self.now())}
         offer = rental.offer
@@ -190,7 +202,7 @@ class Executor:
 
     def move_end(self, effect: act.MoveEnd, context: Context) -> Mapping[str, Any]:
         """The provider's timer and the machine's own; the later-acting one first when it moves out."""
-        rental = _rental(context)
+        rental = context.the_rental()
         provider = self._providers.get(rental.offer.provider)
         ref = Ref(rental.offer.provider, rental.offer.account, rental.offer.region, rental.provider_id or "")
         if provider.caps.server_ttl:
@@ -281,9 +293,3 @@ def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[
             return machines.list_mirror(context, effect.task)
         case act.DrawLegs():
             return draw(context, effect.count)
-
-
-def _rental(context: Context) -> Rental:
-    if context.rental is None:
-        raise ValueError("this effect needs a rental")
-    return context.rental

@@ -76,7 +76,7 @@ class Machines(StoreMachines):
 
     def arm(self, context: Context, end: float, caps: Caps) -> None:
         """Move the machine's own deadline."""
-        rental = _rental(context)
+        rental = context.the_rental()
         self._ask(
             rental,
             "arm",
@@ -89,7 +89,7 @@ class Machines(StoreMachines):
 
     def order(self, context: Context) -> Mapping[str, Any]:
         """Order the run of (task, n), once ever."""
-        rental, run, spec, job = _rental(context), _run(context), context.spec, context.job
+        rental, run, spec, job = context.the_rental(), context.the_run(), context.spec, context.job
         resume = run.resume_name
         given = self.renew_store(context) if mirror_place(spec) else {}
         folder = spec.checkpoint is not None and spec.checkpoint.resume == "folder"
@@ -122,13 +122,13 @@ class Machines(StoreMachines):
     def signal(self, context: Context, effect: act.SendSignal) -> Mapping[str, Any]:
         """The job's own signal, and its grace."""
         return self._ask(
-            _rental(context), "signal", job=context.job.id,
+            context.the_rental(), "signal", job=context.job.id,
             task=effect.task, n=effect.n, why=str(effect.why), grace_s=effect.grace_s,
         )  # fmt: skip
 
     def close(self, context: Context) -> Mapping[str, Any]:
         """End what is left of a run, close its key, and have the whole log here."""
-        rental, run = _rental(context), _run(context)
+        rental, run = context.the_rental(), context.the_run()
         answer = self._ask(rental, "close", timeout_s=CLOSE_S, job=context.job.id, task=run.task, n=run.n)
         self._whole_logs(context, rental, run)
         dead = answer.get("dead") is True
@@ -169,7 +169,7 @@ class Machines(StoreMachines):
 
     def prepare(self, context: Context) -> Mapping[str, Any]:
         """Code, data and the resume point: there, and verified there."""
-        rental, run = _rental(context), _run(context)
+        rental, run = context.the_rental(), context.the_run()
         connection = self._connection(rental)
         folders, looked = self._first_look(context)
         began = time.monotonic()
@@ -182,7 +182,7 @@ class Machines(StoreMachines):
 
     def _first_look(self, context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
         """The job's folders, and the preflight: once for each machine, before anything is sent to it."""
-        rental, job, now = _rental(context), context.job, self._clock.utc()
+        rental, job, now = context.the_rental(), context.job, self._clock.utc()
         if rental.id in self._inspected:
             return self._ask(rental, "prepare", job=job.id), {}
         answer = self._ask(rental, "prepare", job=job.id, preflight=inspection.facts_wanted(context, now))
@@ -198,16 +198,16 @@ class Machines(StoreMachines):
         job = context.job
         if job.snapshot:
             self._send_code(job, connection.target, str(folders["code"]), teller)
-        known = [m.bytes for m in listing(self._home, job.id, _run(context).task).manifests]
+        known = [m.bytes for m in listing(self._home, job.id, context.the_run().task).manifests]
         checkpoint = space.checkpoint_bytes(context.spec, known)
-        ask = partial(self._ask, _rental(context))
+        ask = partial(self._ask, context.the_rental())
         landing.land(connection, self._home, job, context.spec, folders, teller, checkpoint, ask)
-        if _run(context).task != PLAIN_TASK:
-            self._brought.add(_rental(context).id)
+        if context.the_run().task != PLAIN_TASK:
+            self._brought.add(context.the_rental().id)
 
     def _send_resume(self, context: Context, connection: ssh.Connection, remote: str, teller: Teller) -> None:
         """The checkpoint that the run was sealed to resume from."""
-        run, job = _run(context), context.job
+        run, job = context.the_run(), context.job
         found = [m for m in listing(self._home, job.id, run.task).manifests if m.hash == run.resume_hash]
         if not found and self._fetch_resume(context, connection, remote, teller):
             return
@@ -231,7 +231,7 @@ class Machines(StoreMachines):
 
     def mirror(self, context: Context) -> Mapping[str, Any]:
         """Make the newest complete checkpoints of a run durable, manifest last; prune what retention allows."""
-        rental, run, job = _rental(context), _run(context), context.job
+        rental, run, job = context.the_rental(), context.the_run(), context.job
         connection = self._connection(rental)
         store = self._stores.mirror_of(context.spec, job, run.task)
         done = self._mirror_in_store(context, connection, store) if store is not None else None
@@ -274,7 +274,7 @@ class Machines(StoreMachines):
 
     def _thinner(self, context: Context) -> Callable[[list[dict[str, Any]]], Mapping[str, Any]]:
         """Asks the machine to remove checkpoints; that it does not is no reason to doubt what is durable here."""
-        rental, run = _rental(context), _run(context)
+        rental, run = context.the_rental(), context.the_run()
 
         def ask(names: list[dict[str, Any]]) -> Mapping[str, Any]:
             try:
@@ -287,11 +287,11 @@ class Machines(StoreMachines):
 
     def _record_once(self, context: Context, connection: ssh.Connection) -> dict[str, Any] | None:
         """What the run has, the first time that something of it comes home: a run that is lost later has said it."""
-        return None if _run(context).environment else self._record(context, connection)
+        return None if context.the_run().environment else self._record(context, connection)
 
     def collect(self, context: Context, effect: act.CollectResults) -> Mapping[str, Any]:
         """Bring results home: bit by bit during the run; verified, recorded and published at its end."""
-        rental, run, job = _rental(context), _run(context), context.job
+        rental, run, job = context.the_rental(), context.the_run(), context.job
         connection = self._connection(rental)
         folders = self._ask(rental, "prepare", job=job.id)
         many = run.task != PLAIN_TASK
@@ -355,7 +355,7 @@ class Machines(StoreMachines):
 
     def _record(self, context: Context, connection: ssh.Connection) -> dict[str, Any]:
         """What the run had and was: kept with the job and beside its results."""
-        rental, run, job = _rental(context), _run(context), context.job
+        rental, run, job = context.the_rental(), context.the_run(), context.job
         found = self._environments.get(rental.id)
         if found is None:
             try:
@@ -408,15 +408,3 @@ def stages(spec: JobSpec, job: Job, *, smoked: bool) -> list[dict[str, str]]:
 def _rate(sent: int, began: float) -> float | None:
     spent = time.monotonic() - began
     return sent / spent if sent > 100_000 and spent > 0.1 else None
-
-
-def _rental(context: Context) -> Rental:
-    if context.rental is None:
-        raise ValueError("this effect needs a rental")
-    return context.rental
-
-
-def _run(context: Context) -> Assignment:
-    if context.assignment is None:
-        raise ValueError("this effect needs a run")
-    return context.assignment

@@ -18,7 +18,7 @@ from orchestrator.execute import Context, WorkFailed
 from orchestrator.inherit import as_inherited, inherit
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.mirror import listing, manifest_path, parts_of, to_bytes
-from orchestrator.model import Assignment, CheckpointRow, Job, Rental
+from orchestrator.model import CheckpointRow, Job
 from orchestrator.objects.checkpoints import StoreMirror, fetch
 from orchestrator.objects.errors import StoreError
 from orchestrator.objects.layout import Layout, filled
@@ -49,14 +49,14 @@ class StoreMachines(Connections):
 
     def renew_store(self, context: Context) -> Mapping[str, Any]:
         """Give a run what it may do in its store; nothing where its agent knows no stores."""
-        run = _run(context)
+        run = context.the_run()
         mirror = self._stores.mirror_of(context.spec, context.job, run.task)
         if mirror is None:
             return {"store_until": math.inf}
-        status = self._connection(_rental(context)).agent("status", {"nonce": _rental(context).nonce}, CALL_S)
+        status = self._connection(context.the_rental()).agent("status", {"nonce": context.the_rental().nonce}, CALL_S)
         told = status.get("runs", {}).get(run.key, {}).get("mirror")
         try:
-            return {"store_until": self._stores.give(partial(self._ask, _rental(context)), context, mirror, told)}
+            return {"store_until": self._stores.give(partial(self._ask, context.the_rental()), context, mirror, told)}
         except AgentRefused as error:
             if not old_agent(error):
                 raise
@@ -64,7 +64,7 @@ class StoreMachines(Connections):
 
     def _fetch_resume(self, context: Context, connection: Connection, remote: str, teller: Teller) -> bool:
         """The same from the object store, straight to the machine; False when it is not there either."""
-        run = _run(context)
+        run = context.the_run()
         mirror = self._stores.mirror_of(context.spec, context.job, run.task)
         if mirror is None:
             return False
@@ -73,7 +73,9 @@ class StoreMachines(Connections):
         if found is None:
             return False
         tell = teller.of(f"checkpoint {found.manifest.name}", found.manifest.bytes)
-        self._stores.bring_down(partial(self._ask, _rental(context)), connection, context, found, mirror, remote, tell)
+        self._stores.bring_down(
+            partial(self._ask, context.the_rental()), connection, context, found, mirror, remote, tell
+        )
         return True
 
     def _mirror_in_store(
@@ -81,9 +83,9 @@ class StoreMachines(Connections):
     ) -> Mapping[str, Any] | None:
         """What the machine has mirrored by itself, verified in the store. None: this computer is to be the mirror,
         because the store refuses what a run that is over has saved, or because its agent knows no stores."""
-        run = _run(context)
-        ask = partial(self._ask, _rental(context))
-        with Teller(self._post, _rental(context).id, run.key) as teller:
+        run = context.the_run()
+        ask = partial(self._ask, context.the_rental())
+        with Teller(self._post, context.the_rental().id, run.key) as teller:
             try:
                 told, given = self._stores.follow(
                     ask, connection, context, mirror, lambda name: teller.of(f"checkpoint {name} to the store")
@@ -100,7 +102,7 @@ class StoreMachines(Connections):
         waiting = [mark for mark in left if mark not in marks]
         if told.get("error") and told["dead"] and waiting and not given:
             return None
-        protected = frozenset({run.resume_hash} if run.resume_hash else ())
+        protected = mirror.best(listed) | ({run.resume_hash} if run.resume_hash else set())
         keep = context.spec.checkpoint.keep if context.spec.checkpoint is not None else 3
         over = frozenset(n for n in {each.manifest.n for each in listed.checkpoints} if 0 < n < run.n)
         pruned = mirror.prune(listed, keep, protected, over) if not waiting else ()
@@ -119,8 +121,8 @@ class StoreMachines(Connections):
         self, context: Context, connection: Connection, items: tuple[RemoteItem, ...], out: str, success: bool
     ) -> tuple[Uploaded, tuple[RemoteItem, ...]]:
         """Results into their stores; what cannot be uploaded is for this computer, the second home, and said."""
-        ask = partial(self._ask, _rental(context))
-        with Teller(self._post, _rental(context).id, _run(context).key) as teller:
+        ask = partial(self._ask, context.the_rental())
+        with Teller(self._post, context.the_rental().id, context.the_run().key) as teller:
             try:
                 sent = upload(self._stores, ask, connection, context, items, out, success, teller.of("results"))
                 return sent, ()
@@ -171,12 +173,12 @@ class StoreMachines(Connections):
 
     def _newest_checkpoint(self, context: Context) -> Manifest | None:
         """What the default results have beside OUT; one that lies in a store is fetched where it is small."""
-        found = resume_choice(listing(self._home, context.job.id, _run(context).task).manifests)
+        found = resume_choice(listing(self._home, context.job.id, context.the_run().task).manifests)
         return self._checkpoint_home(context) or found
 
     def _checkpoint_home(self, context: Context) -> Manifest | None:
         """The newest checkpoint of the store among this computer's own, where it is small enough to be fetched."""
-        run, job = _run(context), context.job
+        run, job = context.the_run(), context.job
         mirror = self._stores.mirror_of(context.spec, job, run.task)
         if mirror is None:
             return None
@@ -247,15 +249,3 @@ class StoreMachines(Connections):
             parent=manifest.parent or "",
             verified_at=self._clock.utc(),
         )
-
-
-def _rental(context: Context) -> Rental:
-    if context.rental is None:
-        raise ValueError("this effect needs a rental")
-    return context.rental
-
-
-def _run(context: Context) -> Assignment:
-    if context.assignment is None:
-        raise ValueError("this effect needs a run")
-    return context.assignment
