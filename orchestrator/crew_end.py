@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import Counter
 
 from orchestrator import batch, workers
-from orchestrator.actions import SetOutcome, SetTaskOutcome, StoreResultsLost, WaitForCapacity
+from orchestrator.actions import SetOutcome, SetTaskOutcome, StoreResultsLost
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
 from orchestrator.leg_rules import meaning
 from orchestrator.model import Outcome, Reason, RentalPhase, Task
-from orchestrator.successor import OFFERS_FRESH_S
+from orchestrator.successor import OFFERS_FRESH_S, wait
 from orchestrator.work import outcome_of
 
 
@@ -65,7 +65,7 @@ def _settle_task(draft: Draft, bench: Bench, task: Task) -> None:
 
 def short(draft: Draft, bench: Bench, shortage: workers.Shortage) -> None:
     """No machine can be rented now: nothing to decide while others work, else wait, and at last say why."""
-    facts, policy, job = draft.facts, draft.policy, draft.facts.job
+    facts = draft.facts
     if any(r.rental.phase in (RentalPhase.INTENT, RentalPhase.LIVE) for r in facts.rentals):
         if shortage.ranking is not None:
             draft.wake(draft.now + OFFERS_FRESH_S)
@@ -76,20 +76,7 @@ def short(draft: Draft, bench: Bench, shortage: workers.Shortage) -> None:
             return
         draft.do(_out_of_money(bench), "nothing useful could run")
         return
-    left_out = shortage.ranking.left_out
-    why = left_out[0].why if left_out else "no offer matches the spec"
-    blocked = shortage.ranking.blocked
-    if blocked is not None:
-        draft.do(SetOutcome(Outcome.FAILED, blocked, why), "waiting cannot help")
-        return
-    since = job.wait_since
-    if since is None:
-        draft.do(WaitForCapacity(), "nothing to rent now")
-    elif draft.now - since >= policy.wait_s:
-        draft.do(SetOutcome(Outcome.FAILED, Reason.NO_CAPACITY, f"none within {int(policy.wait_s)} s: {why}"))
-        return
-    draft.say("RECOVERING" if facts.rentals else "PENDING", f"waiting for capacity: {why}", "asked again every minute")
-    draft.wake(min(draft.now + OFFERS_FRESH_S, (draft.now if since is None else since) + policy.wait_s))
+    wait(draft, shortage.ranking)
 
 
 def _out_of_money(bench: Bench) -> SetOutcome:
@@ -118,7 +105,8 @@ def the_end(bench: Bench) -> SetOutcome:
     if first is not None and bench.crew.kind != "batch":
         words += f"; {first.id}: {first.detail}"
     reasons = Counter(task.reason or Reason.FAILED for task in failed)
-    reason = reasons.most_common(1)[0][0] if reasons else Reason.CANCELLED
+    # Nothing failed and none was done: legs that were stopped early, perhaps beside cancelled ones
+    reason = reasons.most_common(1)[0][0] if reasons else Reason.STOPPED_EARLY
     return SetOutcome(Outcome.FAILED, reason, words, first.exit_code if first is not None else None)
 
 

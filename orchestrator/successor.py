@@ -180,7 +180,7 @@ def _open(draft: Draft, offers: tuple[Offer, ...]) -> None:
         draft.wake(max(draft.now + 1.0, min(pace.until, draft.now + OFFERS_FRESH_S)))
         return
     if not ranking.ranked:
-        _wait(draft, ranking)
+        wait(draft, ranking)
         return
     offer = ranking.ranked[0]
     end, reason = end_for(facts, policy, offer, draft.now)
@@ -200,7 +200,8 @@ def _open(draft: Draft, offers: tuple[Offer, ...]) -> None:
     )
 
 
-def _wait(draft: Draft, ranking: placement.Ranking) -> None:
+def wait(draft: Draft, ranking: placement.Ranking) -> None:
+    """No offer may be taken now: wait as long as the spec allows, or end where waiting cannot help."""
     facts, policy, job = draft.facts, draft.policy, draft.facts.job
     why = ranking.left_out[0].why if ranking.left_out else "no offer matches the spec"
     blocked = ranking.blocked

@@ -291,6 +291,7 @@ CANCELLED = {"outcome": Outcome.CANCELLED, "reason": Reason.CANCELLED}
         ("sweep", [DONE, FAILED, STOPPED], Outcome.DONE, "1 done, 1 stopped early, 1 failed"),
         ("sweep", [FAILED, FAILED], Outcome.FAILED, "2 failed; a: run exited 3: boom"),
         ("sweep", [CANCELLED, CANCELLED], Outcome.CANCELLED, "2 cancelled"),
+        ("sweep", [STOPPED, STOPPED], Outcome.FAILED, "2 stopped early"),
         ("replicas", [DONE, FAILED], Outcome.FAILED, "1 done, 1 failed; b: run exited 3: boom"),
         ("replicas", [DONE, DONE], Outcome.DONE, "2 done"),
     ],
@@ -299,6 +300,12 @@ def test_the_end_of_all(kind: Any, ends: list[dict[str, Any]], outcome: Outcome,
     tasks = tuple(replace(each, **end) for each, end in zip(TASKS, ends, strict=False))
     (ended,) = of(reconcile(facts(tasks=tasks), policy(replace(CREW, kind=kind))), act.SetOutcome)
     assert (ended.outcome, ended.detail) == (outcome, words)
+
+
+def test_a_sweep_that_was_stopped_in_every_leg_was_not_cancelled() -> None:
+    tasks = tuple(replace(each, **STOPPED) for each in TASKS)
+    (ended,) = of(reconcile(facts(tasks=tasks), policy()), act.SetOutcome)
+    assert ended.reason is Reason.STOPPED_EARLY
 
 
 def test_the_same_failure_in_three_legs_spares_the_others() -> None:
