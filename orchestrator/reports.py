@@ -36,7 +36,7 @@ def marks(loop: Loop, job_id: str, rental: str, key: str) -> None:
     if run is None or task is None or not task.items or not job.spec.get("batch"):
         return
     loop.observer.of(rental).marked[key] = marks_of(loop.home, run, task)
-    for line in lines_of(loop.home.log(job_id, run.task, run.n, "failed")):
+    for line in lines_of(loop.home.log(job_id, run.task, run.n, "failed"), task):
         item, _, why = line.partition("\t")
         if item in task.items:
             loop.store.item_over(
