@@ -140,9 +140,9 @@ class Listing(Connection):
             if meant is not None:
                 found = replace(found, leg=meant)
             else:
-                raise NoSuchJob(
-                    f"{found.name} has no leg {found.leg!r}", tuple(f"{found.name}/{leg}" for leg in legs[:3])
-                )
+                alike = _having(found.leg, rows)
+                words = f"has {len(alike)} legs with {found.leg}" if alike else f"has no leg {found.leg!r}"
+                raise NoSuchJob(f"{found.name} {words}", tuple(f"{found.name}/{leg}" for leg in (alike or legs)[:3]))
         if attempt is None:
             return found
         tries = [row["n"] for row in self._rows("attempts", job=found.job)]
@@ -154,7 +154,9 @@ class Listing(Connection):
 
 
 def _meant(leg: str, rows: list[Any]) -> str | None:
-    """The leg's id: by itself, by its first letters, or by its parameters (`lr=1e-4,batch=16`)."""
+    """The leg's id: by itself, by its first letters, or by its parameters (`lr=1e-4,batch=16`), also some of
+    them where they tell it apart.
+    """
     ids = [str(row["id"]) for row in rows]
     if leg in ids:
         return leg
@@ -162,8 +164,20 @@ def _meant(leg: str, rows: list[Any]) -> str | None:
 
     named = [row["id"] for row in rows if row["params"] != "{}" and label(json.loads(row["params"])) == leg]
     begun = [each for each in ids if each.startswith(leg)] if len(leg) > 2 else []
-    found = named or begun
+    found = named or begun or _having(leg, rows)
     return str(found[0]) if len(found) == 1 else None
+
+
+def _having(leg: str, rows: list[Any]) -> list[str]:
+    """The legs with all of these parameters (`lr=1e-4`), whatever their others are."""
+    wanted = [part.partition("=") for part in leg.split(",")]
+    if not all(equals for _, equals, _ in wanted):
+        return []
+    return [
+        str(row["id"])
+        for row in rows
+        if all(json.loads(row["params"]).get(name) == value for name, _, value in wanted)
+    ]  # fmt: skip
 
 
 def _add(sums: dict[str, dict[str, Decimal]], job: str, currency: str, amount: str) -> None:

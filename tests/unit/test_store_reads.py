@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rows import OFFER, add, home_in, intent, rent, writer_in
+from store_rows import OFFER, add, home_in, intent, job_row, rent, writer_in
 
 import orchestrator.store
 from orchestrator import actions, model
@@ -183,6 +183,20 @@ def test_what_is_not_found_names_what_there_is(
     with pytest.raises(NoSuchJob, match=re.escape(said)) as caught:
         store.find(typed)
     assert caught.value.nearest == nearest
+
+
+def test_a_leg_is_found_by_some_of_its_parameters_where_they_tell_it_apart(store: Store) -> None:
+    row = job_row("moons")
+    values = {"aaa1": {"lr": "0.1", "hidden": "4"}, "bbb2": {"lr": "0.1", "hidden": "16"}, "ccc3": {"lr": "1"}}
+    store.add_job(row, [model.Task(row.id, each, params, seq=n) for n, (each, params) in enumerate(values.items(), 1)])
+    assert store.find("moons/hidden=16").leg == "bbb2"
+    assert store.find("moons/hidden=4,lr=0.1").leg == "aaa1"
+    assert store.find("moons/lr=1").leg == "ccc3"
+    with pytest.raises(NoSuchJob, match=r"moons has 2 legs with lr=0\.1") as caught:
+        store.find("moons/lr=0.1")
+    assert caught.value.nearest == ("moons/aaa1", "moons/bbb2")
+    with pytest.raises(NoSuchJob, match=r"moons has no leg 'hidden=8'"):
+        store.find("moons/hidden=8")
 
 
 def test_the_journal_keeps_its_newest_lines(store: Store) -> None:
