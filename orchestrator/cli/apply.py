@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
     home = Home.from_env()
     config = load_config(home)
     loaded = plan.load_specs(args, config)
-    _refuse_short_lived(args.follow)
+    short_lived = "" if args.follow else _short_lived()
     max_cost = _max_cost(args.max_cost)
-    if args.yes:
+    if args.yes and not short_lived:
         client.start_early(home)
     prepared = [plan.prepare(home, config, each) for each in loaded]
     standings = [standing_of(home, each) for each in prepared]
     if any(may_rent(each, args.replace is not None, args.again) for each in standings):
+        _refuse_short_lived(short_lived)
         _ask_possible(args)
     if write_defaults(home):
         say(f"wrote the default limits to {home.config_file}")
@@ -95,17 +96,21 @@ def _check_flags(args: argparse.Namespace) -> None:
         args.replace = ""
 
 
-def _refuse_short_lived(follow: bool) -> None:
-    """Without --follow the controller must outlive this command, which it does not in CI or a container."""
-    if follow or os.environ.get("GPUJOB_CONTROLLER"):
-        return
+def _short_lived() -> str:
+    """What says that the controller may not outlive this command, as in CI or a container; "" where nothing does."""
+    if os.environ.get("GPUJOB_CONTROLLER"):
+        return ""
     where = next((f"${name}" for name in CI_VARIABLES if os.environ.get(name)), "")
-    where = where or next((mark for mark in CONTAINER_MARKS if Path(mark).exists()), "")
+    return where or next((mark for mark in CONTAINER_MARKS if Path(mark).exists()), "")
+
+
+def _refuse_short_lived(where: str) -> None:
+    """Nothing is rented where nobody would stay to look after it."""
     if where:
         raise CliError(
-            "this looks like CI or a container, where the controller would end with the shell; nothing was done",
+            "this looks like CI or a container, where the controller may end with the shell; nothing was rented",
             where=where,
-            next="add --follow; or run `gpujob controller run` as a service here and set GPUJOB_CONTROLLER=here",
+            next="add --follow; or, where what you start outlives the shell, set GPUJOB_CONTROLLER=here",
         )
 
 
