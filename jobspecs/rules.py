@@ -1,4 +1,4 @@
-"""Rules that compare keys, and the list of what no code serves yet.
+"""Rules that compare keys.
 
 Rules: pure functions of a spec. A rule names every key that it looks at, so that the loader can leave it out when
 one of them could not be read.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jobspecs.problems import Problem, Refusal
+from jobspecs.problems import Refusal
 
 if TYPE_CHECKING:
     from jobspecs.schema import JobSpec, Parameter, Sweep
@@ -194,13 +194,3 @@ _URI = re.compile(r"^([a-z][a-z0-9+.-]*://|[A-Za-z][A-Za-z0-9_-]+:(?!/|\\))")
 def is_remote(place: str) -> bool:
     """Whether a `from`, `to` or `mirror` is a URI or a configured store (`lab:prefix`), not a path."""
     return _URI.match(place) is not None
-
-
-# Keys without code behind them: (key, what to do instead). The work that serves a key removes its line.
-NOT_YET: tuple[tuple[str, str], ...] = ()
-
-
-def unserved(spec: JobSpec) -> list[Problem]:
-    """One problem for every part of the spec that is valid and that no code serves yet."""
-    found = [(key, "not yet", hint) for key, hint in NOT_YET if getattr(spec, key)]
-    return [Problem("", 0, 0, key, reason, hint) for key, reason, hint in found]

@@ -92,7 +92,6 @@ def load_specs(args: argparse.Namespace, config: Config) -> list[specs.Loaded]:
     changes = specs.changes_of(args, len(files))
     changes["overrides"] = [*config.environment, *changes["overrides"]]
     loaded = specs.load_all(files, changes, config.defaults)
-    specs.refuse_unserved(loaded)
     specs.refuse_unknown_targets(loaded, config.notify)
     return with_default_mirror(loaded, config)
 

@@ -101,7 +101,6 @@ def run_validate(args: argparse.Namespace) -> int:
     changes["overrides"] = [*config.environment, *changes["overrides"]]
     try:
         loaded = specs.load_all(files, changes, config.defaults)
-        specs.refuse_unserved(loaded)
     except SpecErrors as errors:
         if args.output == "json":
             print_json({"valid": False, "problems": [_problem(each) for each in errors.problems], "advice": []})

@@ -182,13 +182,3 @@ def refuse_unknown_targets(loaded: list[Loaded], targets: Iterable[str]) -> None
     ]
     if problems:
         raise SpecErrors(problems)
-
-
-def refuse_unserved(loaded: list[Loaded]) -> None:
-    """Raise SpecErrors for every valid part of a spec that no code serves yet."""
-    from jobspecs.problems import SpecErrors
-    from jobspecs.rules import unserved
-
-    problems = [each.located.place(problem) for each in loaded for problem in unserved(each.spec)]
-    if problems:
-        raise SpecErrors(problems)

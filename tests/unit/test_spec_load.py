@@ -9,7 +9,6 @@ import pytest
 
 from jobspecs.load import load_file, load_located, load_spec
 from jobspecs.problems import Problem, SpecErrors
-from jobspecs.rules import unserved
 from jobspecs.schema import JobSpec
 from jobspecs.units import Duration, parse_money
 
@@ -42,7 +41,6 @@ def test_a_full_spec_keeps_everything() -> None:
     assert spec.grace.time == Duration(90)
     assert spec.retry.exit_codes == (1, 75)
     assert spec.resumable
-    assert unserved(spec) == []
 
 
 def test_all_problems_are_reported_at_once_with_place_key_reason_and_hint() -> None:

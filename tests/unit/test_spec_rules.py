@@ -6,8 +6,8 @@ import pytest
 
 from jobspecs.load import load_spec
 from jobspecs.problems import SpecErrors
-from jobspecs.rules import NOT_YET, is_remote, unserved
-from jobspecs.schema import JobSpec, live_changes
+from jobspecs.rules import is_remote
+from jobspecs.schema import live_changes
 
 BASE = "name: a\ngpu: none\nrun: x\n"
 RESUMES = "name: a\ngpu: none\nrun: x $GPUJOB_RESUME_FROM\n"
@@ -117,31 +117,6 @@ def test_placeholders_are_kept_for_the_places_that_fill_them() -> None:
     spec = load_spec(BASE + "checkpoint: {mirror: 's3://b/{job}/{attempt}'}\n", "job.yaml")
     assert spec.checkpoint is not None
     assert spec.checkpoint.mirror == "s3://b/{job}/{attempt}"
-
-
-@pytest.mark.parametrize(
-    ("line", "keys"),
-    [
-        ("model: {params: 7B, method: lora}", []),
-        ("sweep: {list: [{a: 1}], budget: 1}", []),
-        ("batch: {items: 'x/*'}", []),
-        ("replicas: 2", []),
-        ("workdir: {git: x, ref: y}", []),
-        ("data: [./here, s3://b/x, hf://o/n, 'https://h/y', 'lab:z']", []),
-        ("checkpoint: {mirror: 's3://b/x'}", []),
-        ("checkpoint: {mirror: 'lab:x'}", []),
-        ("artifacts: [{path: a, to: ./x}, {path: b, to: 's3://b/x'}]", []),
-        ("workdir: .\ndata: ./d\nartifacts: none\ncheckpoint: {mirror: ./m}\nprogress: {regex: '(x)'}", []),
-    ],
-)  # fmt: skip
-def test_what_nothing_serves_yet_is_refused_with_what_to_do_instead(line: str, keys: list[str]) -> None:
-    found = unserved(load_spec(BASE + line + "\n", "job.yaml"))
-    assert [problem.key for problem in found] == keys
-    assert all("not yet" in problem.reason and problem.hint for problem in found)
-
-
-def test_the_table_of_unserved_keys_names_keys() -> None:
-    assert {key for key, _ in NOT_YET} <= set(JobSpec.model_fields)
 
 
 @pytest.mark.parametrize(
