@@ -44,7 +44,7 @@ def send(target: Target, title: str, body: str) -> None:
     try:
         import apprise
     except ImportError:
-        raise NotSent("apprise is not installed: install gpujob[notify]") from None
+        raise NotSent("apprise is not installed: install gpujob with its extra `notify`") from None
     server = _service(apprise, target.address())
     server.socket_connect_timeout, server.socket_read_timeout = CONNECT_S, ANSWER_S
     box = apprise.Apprise()

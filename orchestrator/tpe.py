@@ -1,4 +1,4 @@
-"""The next leg of a sweep by TPE, a search that learns from the legs before it. Needs Optuna (`gpujob[tpe]`).
+"""The next leg of a sweep by TPE, a search that learns from the legs before it. Needs Optuna (extra `tpe`).
 
 Rules:
 - Nothing is remembered: the study is made anew from the legs at each step, so a restart changes nothing, and the same
@@ -31,7 +31,7 @@ class NoOptuna(Exception):
     """Optuna is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("search method tpe needs Optuna, which is not installed: install gpujob[tpe]")
+        super().__init__("search method tpe needs Optuna, which is not installed: install gpujob with its extra `tpe`")
 
 
 def require() -> None:

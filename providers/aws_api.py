@@ -82,7 +82,7 @@ class Api:
             from botocore.parsers import ResponseParserError
         except ImportError as error:
             raise Invalid(
-                "renting at AWS needs boto3: install gpujob[aws], for example `pip install 'gpujob[aws]'`",
+                "renting at AWS needs boto3: install gpujob with its extra `aws`, as docs/how-to/use-aws.md shows",
                 provider=NAME, what="import",
             ) from error  # fmt: skip
 

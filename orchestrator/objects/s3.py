@@ -291,7 +291,10 @@ class S3Store:
                     import boto3.session
                 except ImportError as error:
                     raise StoreRefused(
-                        "object stores need boto3, which is not installed", self.url, "", "install gpujob[aws]"
+                        "object stores need boto3, which is not installed",
+                        self.url,
+                        "",
+                        "install gpujob with its extra `aws`",
                     ) from error
                 more = {"profile_name": self._settings.profile} if self._settings.profile else {}
                 self._session_ = boto3.session.Session(region_name=self._settings.region or None, **self._key, **more)
