@@ -166,7 +166,8 @@ def warnings(plan: Plan, nvlink: bool = True) -> list[str]:
     seconds = expected_seconds(plan)
     if chosen is None:
         return found
-    if seconds is not None and seconds > policy.ttl_s and not policy.serve:
+    of_legs = policy.crew is not None and policy.crew.kind == "sweep"  # a leg's ttl counts its runs, no machine's start
+    if seconds is not None and seconds > policy.ttl_s and not policy.serve and not of_legs:
         found.append(f"{_hours(seconds)} with starts and rework are longer than the ttl, which ends the job before")
     if plan.expected_cost is not None and policy.budget is not None and plan.expected_cost > policy.budget:
         found.append(

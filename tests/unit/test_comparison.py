@@ -139,6 +139,8 @@ def test_limits_that_end_the_job_before_it_is_done_are_said() -> None:
         "4.17 USD are expected, and the budget ends the job at 3.00"
     ]
     assert warnings(plan_of(offer("1"))) == []
+    legs = {"parameters": {"lr": ["0.1", "0.2"]}, "budget": "100 USD"}
+    assert warnings(plan_of(offer("1"), expected="4h", ttl="4h", sweep=legs)) == []  # no start of a machine is in it
 
 
 def test_cards_without_a_link_are_said() -> None:
