@@ -19,6 +19,8 @@ class CuttingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # or an accept under way takes one connection more
         self._listener.close()
         self._reset()
 
@@ -26,7 +28,11 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # the machine is gone
+                    near.close()
+                    continue
                 self._open += [near, far]
                 threading.Thread(target=self._pass, args=(near, far, True), daemon=True).start()
                 threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()

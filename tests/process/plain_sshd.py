@@ -149,7 +149,11 @@ class StallingProxy:
                 near, _ = self.listener.accept()
             except OSError:
                 return  # closed
-            far = socket.create_connection(("127.0.0.1", self.to))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:  # the server is gone
+                near.close()
+                continue
             self.open += [near, far]
             for pair in ((near, far), (far, near)):
                 threading.Thread(target=self._copy, args=pair, daemon=True).start()

@@ -23,12 +23,16 @@ class Watch:
     def __init__(self, clock: FakeClock, rate: float, last: int) -> None:
         self.clock, self.rate, self.last, self.began = clock, rate, last, clock.awake()
         self.flushed: list[str] = []
+        self.reconnected = 0
 
     def received(self, run: str, stage: str) -> int:
         return min(self.last, int(self.rate * (self.clock.awake() - self.began)))
 
     def flush(self, run: str) -> None:
         self.flushed.append(run)
+
+    def reconnect(self) -> None:
+        self.reconnected += 1
 
 
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, last: int) -> tuple[Machines, Watch]:
@@ -50,7 +54,7 @@ def test_a_log_that_goes_on_arriving_is_waited_for(tmp_path: Path, monkeypatch: 
     machines, watch = waiting(tmp_path, monkeypatch, rate=5.0, last=SIZE)
     machines._whole_logs(None, RENTAL, RUN)  # type: ignore[arg-type]
     assert watch.clock.awake() - watch.began == pytest.approx(SIZE / 5.0, abs=1.0)
-    assert watch.flushed == ["t0.1"]
+    assert (watch.flushed, watch.reconnected) == (["t0.1"], 0)
 
 
 def test_a_log_that_stops_arriving_is_an_error_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +63,4 @@ def test_a_log_that_stops_arriving_is_an_error_after_a_while(tmp_path: Path, mon
         machines._whole_logs(None, RENTAL, RUN)  # type: ignore[arg-type]
     assert watch.clock.awake() - watch.began == pytest.approx(SIZE / 100.0 + LOG_TAIL_S, abs=1.0)
     assert watch.flushed == []
+    assert watch.reconnected == 1  # a stream that has lost its place finds it again from what is stored here
