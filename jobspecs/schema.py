@@ -368,11 +368,6 @@ class JobSpec(Block):
         """Whether an interruptible machine may be rented: `auto` means only when the job can resume."""
         return self.spot is not False and self.resumable
 
-    @property
-    def missing_env(self) -> tuple[str, ...]:
-        """Variables that must still be given at apply."""
-        return tuple(name for name, value in self.env.items() if value is None)
-
 
 def to_document(spec: JobSpec) -> dict[str, Any]:
     """The spec as JSON-ready data, every value that is set or has a default; for `from_document` and the store."""

@@ -43,10 +43,6 @@ def flaw_of(path: str, name: str = "") -> str:
         return "it cannot be read: %s" % (str(error) or type(error).__name__)
 
 
-def is_whole(path: str) -> bool:
-    return not flaw_of(path)
-
-
 def files_below(path: str) -> list[str]:
     """Relative paths of all files and links below a folder, sorted; the single file as ""."""
     if not os.path.isdir(path):

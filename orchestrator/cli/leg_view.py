@@ -34,9 +34,12 @@ def resolved(store: Store, ref: JobRef) -> JobRef:
         raise CliError(
             f"{job.name} has no best leg: it declares no metric", next="add metric: {name, goal} to the sweep"
         )
-    winner = best(legs_in(store, job.id, time.time()), metric["goal"])
+    legs = legs_in(store, job.id, time.time())
+    winner = best(legs, metric["goal"])
     if winner is None:
-        raise CliError(f"{job.name} has no best leg so far: no leg has a usable result", next=f"gpujob ps {job.name}")
+        told = sum(leg.last is not None for leg in legs)
+        why = f"legs with reports: {told}, none of them with a usable result" if told else "no leg has reported yet"
+        raise CliError(f"{job.name} has no best leg so far: {why}", next=f"gpujob ps {job.name}")
     return replace(ref, leg=winner.id)
 
 

@@ -120,17 +120,3 @@ def _rates(bills: Sequence[Bill], currency: str, home: Home | None) -> Mapping[s
     from orchestrator.config import load_config
 
     return load_config(home).rates_to(currency)
-
-
-def best_leg(store: Store, job: Job) -> str:
-    """The id of the leg that `NAME/best` means. Raises CliError that says why there is none."""
-    view = sweep_of(store, job)
-    if not view.metric:
-        raise CliError(
-            f"{job.name} has no best leg: it declares no metric", next="add metric: {name, goal, regex} to the sweep"
-        )
-    if view.winner is None:
-        told = sum(leg.last is not None for leg in view.legs)
-        why = "no leg has reported yet" if not told else f"{told} legs reported, none of them with a usable result"
-        raise CliError(f"{job.name} has no best leg so far: {why}", next=f"gpujob compare {job.name}")
-    return view.winner.id

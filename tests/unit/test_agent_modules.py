@@ -31,7 +31,7 @@ from orchestrator.agent.asks import need, need_name, need_run
 from orchestrator.agent.checkpoints import CheckpointScan
 from orchestrator.agent.commands import check_order
 from orchestrator.agent.ends import Deadline
-from orchestrator.agent.formats import is_whole
+from orchestrator.agent.formats import flaw_of
 from orchestrator.agent.hook import boot_hook
 from orchestrator.agent.inventory import walk_files
 from orchestrator.agent.layout import Refusal
@@ -131,7 +131,13 @@ def test_a_cut_archive_is_not_whole_but_an_old_pickle_is(tmp_path: Path) -> None
     pickle.write_bytes(b"\x80\x02]q\x00.")
     empty = tmp_path / "step_4.bin"
     empty.touch()
-    assert [is_whole(str(path)) for path in (whole, cut, cut_torch, pickle, empty)] == [True, False, False, True, False]
+    assert [not flaw_of(str(path)) for path in (whole, cut, cut_torch, pickle, empty)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_safetensors_are_whole_when_the_last_tensor_is_there(tmp_path: Path) -> None:
@@ -142,7 +148,7 @@ def test_safetensors_are_whole_when_the_last_tensor_is_there(tmp_path: Path) -> 
     cut.write_bytes(whole.read_bytes()[:-1])
     noise = tmp_path / "n.safetensors"
     noise.write_bytes(b"\xff" * 64)
-    assert [is_whole(str(path)) for path in (whole, cut, noise)] == [True, False, False]
+    assert [not flaw_of(str(path)) for path in (whole, cut, noise)] == [True, False, False]
 
 
 def test_folders_are_whole_by_marker_or_by_all_their_files(tmp_path: Path) -> None:
@@ -155,7 +161,7 @@ def test_folders_are_whole_by_marker_or_by_all_their_files(tmp_path: Path) -> No
     (saving / "weights.bin").write_bytes(b"w")
     (saving / "optimizer.bin.tmp").write_bytes(b"o")
     (sharded / "__0_0.distcp").write_bytes(b"s")
-    assert [is_whole(str(path)) for path in (marked, plain, saving, sharded, nothing)] == [
+    assert [not flaw_of(str(path)) for path in (marked, plain, saving, sharded, nothing)] == [
         True,
         True,
         False,
@@ -163,9 +169,9 @@ def test_folders_are_whole_by_marker_or_by_all_their_files(tmp_path: Path) -> No
         False,
     ]
     (sharded / ".metadata").write_bytes(b"\x80\x02}q\x00.")
-    assert is_whole(str(sharded))
+    assert not flaw_of(str(sharded))
     (marked / "bad.npz").write_bytes(b"PK cut")
-    assert not is_whole(str(marked))  # a marker says that all was written, not that what is there can be read
+    assert flaw_of(str(marked))  # a marker says that all was written, not that what is there can be read
 
 
 class FakeRun:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from orchestrator import lineage
 from orchestrator.agent import checkpoints, layout, names
 from orchestrator.agent.checkpoints import CheckpointScan
-from orchestrator.agent.formats import flaw_of, is_whole
+from orchestrator.agent.formats import flaw_of
 from orchestrator.agent.names import marked, step_of, step_pattern
 
 
@@ -375,4 +375,4 @@ def test_agent_and_controller_judge_siblings_alike(one: list[str], other: list[s
 
 
 def test_a_whole_format_is_whole_for_both_sides(tmp_path: Path) -> None:
-    assert is_whole(str(put(tmp_path / "checkpoint-500", trainer())))
+    assert not flaw_of(str(put(tmp_path / "checkpoint-500", trainer())))

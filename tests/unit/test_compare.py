@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from jobspecs.sweep import leg_id
 from orchestrator.cli import client, compare, compare_page
 from orchestrator.cli.exits import CliError
+from orchestrator.cli.leg_view import resolved
 from orchestrator.cli.main import main
 from orchestrator.cli.output import width_of
-from orchestrator.cli.sweeps import SweepView, best_leg, sweep_of
+from orchestrator.cli.sweeps import SweepView, sweep_of
 from orchestrator.home import Home
 from orchestrator.legs import Leg, LegState, Report
 from orchestrator.model import Job, Reason
@@ -107,15 +108,18 @@ def test_without_a_metric_legs_are_listed_and_none_is_best(store: Store, capsys:
     assert "no best leg: the sweep declares no metric" in out
     assert "*" not in out
     with pytest.raises(CliError, match="declares no metric"):
-        best_leg(store, job)
+        resolved(store, store.find(f"{job.name}/best"))
 
 
 def test_the_best_leg_of_a_sweep_is_named_or_it_is_said_why_not(store: Store) -> None:
-    assert best_leg(store, sb.make(store, THREE)) == leg_id(THREE[1].params)
+    sb.make(store, THREE)
+    assert resolved(store, store.find("tune/best")).leg == leg_id(THREE[1].params)
+    sb.make(store, [row("1", state=LegState.WAITING)], name="new")
     with pytest.raises(CliError, match="no leg has reported yet"):
-        best_leg(store, sb.make(store, [row("1", state=LegState.WAITING)], name="new"))
-    with pytest.raises(CliError, match="1 legs reported, none of them with a usable result"):
-        best_leg(store, sb.make(store, [row("1", math.nan)], name="lost"))
+        resolved(store, store.find("new/best"))
+    sb.make(store, [row("1", math.nan)], name="lost")
+    with pytest.raises(CliError, match="legs with reports: 1, none of them with a usable result"):
+        resolved(store, store.find("lost/best"))
 
 
 def test_a_running_sweep_says_so(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
