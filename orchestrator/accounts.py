@@ -54,7 +54,8 @@ class Accounts:
     def get(self, name: str) -> Provider:
         """The adapter, made at first use. Raises what `registry.get_provider` raises."""
         if name not in self._made:
-            self._made[name] = self._make(name, self._config.get(name, self._default))
+            made = self._make(name, self._config.get(name, self._default))
+            return self._made.setdefault(name, made)  # of two workers one's is kept: it holds the account's rate
         return self._made[name]
 
     def caps(self, name: str) -> Caps:

@@ -3,13 +3,14 @@
 - `context` is everything an effect needs, read by the loop: workers never open the books.
 - A receipt is done, refused (nothing happened), failed (repeat later) or ambiguous (nobody knows).
 - Provider calls run in a small pool of their own (provider, account, region), so that one hung region delays no other;
+  questions for prices in one for each set of providers that is asked, and each provider in its own (`asking`);
   calls to machines run in a pool shared by all, each with its own time-out.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -18,6 +19,7 @@ import structlog
 
 from orchestrator import actions as act
 from orchestrator.agent.hook import boot_hook
+from orchestrator.asking import Asking
 from orchestrator.clock import Clock
 from orchestrator.drawing import draw
 from orchestrator.home import Home
@@ -31,7 +33,7 @@ from orchestrator.records import keep_rental
 from orchestrator.snapshot import SnapshotError
 from orchestrator.ssh_errors import AgentRefused, SshError
 from orchestrator.taps import tap
-from providers.base import Boot, Offer, Provider, Ref, Tag
+from providers.base import Ask, Boot, Offer, Provider, Ref, Tag
 from providers.errors import (
     AccountGate,
     Ambiguous,
@@ -39,7 +41,6 @@ from providers.errors import (
     Invalid,
     NoFunds,
     PoolQuotaExceeded,
-    ProviderError,
     QuotaExceeded,
     RateLimited,
     Refused,
@@ -121,6 +122,8 @@ class Executor:
         self._post, self._deployment, self._epoch = post, deployment, epoch
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._machine_pool = ThreadPoolExecutor(MACHINE_THREADS, "machine")
+        self._asking = Asking()
+        self.ask_all = self._asking.ask  # the simulator, whose time has no threads, brings its own
         self._lock = threading.Lock()
 
     def submit(self, effect: act.Effect, context: Context) -> None:
@@ -131,13 +134,14 @@ class Executor:
         """Take nothing new; what runs is abandoned, since every effect is safe to repeat."""
         for pool in (*self._pools.values(), self._machine_pool):
             pool.shutdown(wait=False, cancel_futures=True)
+        self._asking.stop()
 
     def _pool(self, effect: act.Effect, context: Context) -> ThreadPoolExecutor:
         if isinstance(effect, act.SendCreate | act.Look | act.Destroy) and context.rental is not None:
             offer = context.rental.offer
             key = f"{offer.provider}/{offer.account}/{offer.region}"
-        elif isinstance(effect, act.AskOffers):
-            key = "offers"
+        elif isinstance(effect, act.AskOffers):  # those who wait for one provider hold up nobody who does not
+            key = f"offers {' '.join(sorted(effect.providers))}"
         else:
             return self._machine_pool
         with self._lock:
@@ -156,16 +160,13 @@ class Executor:
 
     def ask_offers(self, effect: act.AskOffers, context: Context) -> Mapping[str, Any]:
         """Prices of every provider that the job may use; a provider that fails is named, the others count."""
-        offers: list[Offer] = []
-        failed: dict[str, str] = {}
-        for name in effect.providers:
-            try:
-                offers += self._providers.get(name).offers(effect.ask.at(name))
-            except ProviderError as error:
-                failed[name] = f"{error.kind}: {error}"
+        offers, failed = self.ask_all(effect.providers, lambda name: self._offers_of(name, effect.ask))
         if failed and not offers:
             return {"offers": Unknown("; ".join(f"{k}: {v}" for k, v in failed.items()), self.now()), "failed": failed}
         return {"offers": tuple(offers), "failed": failed}
+
+    def _offers_of(self, name: str, ask: Ask) -> Sequence[Offer]:
+        return self._providers.get(name).offers(ask.at(name))
 
     def create(self, context: Context) -> Mapping[str, Any]:
         """The one create call of the rental."""

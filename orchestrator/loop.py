@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ class Loop:
         self.notifier = Notifier(self)
         self.stray_counts: dict[Ref, int] = {}
         self._gaps = GapDetector(self.clock)
-        self._unsettled: set[Region] = {region_of(r) for r in self.store.open_rentals()}
+        self.observer.unsettled = {region_of(r) for r in self.store.open_rentals()}
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
         self._look_at = 0.0  # boot time; at once after a decision that changed a row
         self.money = Spending(self)
@@ -233,8 +233,7 @@ class Loop:
     def _after_gap(self, gap: str) -> None:
         """The computer slept, or its clock was set: look at everything before acting on anything."""
         log.warning("gap", gap=gap)
-        self.observer.settled = False
-        self._unsettled = {region_of(r) for r in self.store.open_rentals()}
+        self.observer.unsettled = {region_of(r) for r in self.store.open_rentals()}
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S
         self.accounts.list_now()
         for seen in self.observer.rentals.values():
@@ -242,17 +241,22 @@ class Loop:
         self.store.add_journal(self.clock.utc(), "gap", gap)
 
     def _settle(self) -> None:
-        if not self.observer.settled and (not self._unsettled or self.clock.boot() >= self._unsettled_until):
-            self.observer.settled = True
-            for job in self.due:
-                self.due[job] = 0.0
+        """A region that does not answer holds its own jobs back, and no longer than its limit."""
+        if self.observer.unsettled and self.clock.boot() >= self._unsettled_until:
+            self._looked_at(self.observer.unsettled)
+
+    def _looked_at(self, regions: Iterable[Region]) -> None:
+        settled = self.observer.unsettled.intersection(regions)
+        self.observer.unsettled -= settled
+        for job in self.due if settled else ():
+            self.due[job] = 0.0
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _take(self, message: Message) -> None:
         match message:
             case Listed():
-                self._unsettled.discard((message.provider, message.account, message.region))
+                self._looked_at([(message.provider, message.account, message.region)])
                 take_listing(self, message)
             case Receipt():
                 self.in_flight.discard(f"{message.job}/{message.action.key}")

@@ -333,7 +333,7 @@ class Facts:
     cut_off: bool = False  # no target and no provider answers: we are the ones cut off
     brake: bool = False  # too many losses at once: no absence, orphan or unreachable decision
     ssh_dark: bool = False  # several machines should answer and none does: a network that blocks SSH, not bad machines
-    settled: bool = True  # False after a start or a sleep, until everything was looked at once
+    settled: bool = True  # False after a start or a sleep, until the regions of its machines were looked at once
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
+from orchestrator.accounts import region_of
 from orchestrator.model import Assignment, Facts, Job, Rental, RentalFacts, RentalPhase, Trouble, Unknown
 from orchestrator.sightings import Sightings
 from orchestrator.store import Store
@@ -53,7 +54,7 @@ class Observer:
         self.rentals: dict[str, Sightings] = {}
         self.jobs: dict[str, JobMemory] = {}
         self.looked: dict[tuple[str, str, str], float] = {}  # account and region -> UTC of the last complete listing
-        self.settled = False
+        self.unsettled: set[tuple[str, str, str]] = set()  # regions not looked at since a start or a sleep
         self._doubtful: deque[float] = deque()
         self._dark_since: float | None = None
         self._ssh_dark, self._ssh_looked_at = False, 0.0
@@ -61,6 +62,10 @@ class Observer:
     def of(self, rental: str) -> Sightings:
         """The sightings of one rental, begun when first asked for."""
         return self.rentals.setdefault(rental, Sightings())
+
+    def settled(self, rental: Rental) -> bool:
+        """Whether its region was looked at since the start or the last sleep."""
+        return region_of(rental) not in self.unsettled
 
     def job(self, job: str) -> JobMemory:
         """The memory of one job."""
@@ -160,7 +165,7 @@ class Observer:
             cut_off=self.cut_off(now),
             brake=self.brake(now),
             ssh_dark=self.ssh_dark(rentals, now),
-            settled=self.settled or not any(r.rental.open for r in rentals),
+            settled=all(self.settled(r.rental) for r in rentals if r.rental.open),
         )
 
     def _rental(self, rental: Rental, spent: Mapping[str, Decimal]) -> RentalFacts:

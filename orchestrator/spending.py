@@ -58,7 +58,7 @@ class Spending:
         machine that is found dead then was not seen dying, and has cost its whole life at most.
         """
         loop = self._loop
-        if rental.create_sent_at is None or rental.provider_id is None or not loop.observer.settled:
+        if rental.create_sent_at is None or rental.provider_id is None or not loop.observer.settled(rental):
             return
         caps, got = loop.accounts.caps(rental.offer.provider), loop.observer.of(rental.id).sight.got
         if got == "missing" or (isinstance(got, Instance) and got.status in caps.dead_statuses):

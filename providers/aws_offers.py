@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -36,7 +36,8 @@ CHOICES_MAX = 199  # values of one filter
 KEEP_S = 3600.0  # types, zones and subnets change rarely
 PRICES_KEEP_S = 7 * 86_400.0
 PRICING_REST_S = 3600.0  # a price list that does not answer is left alone for so long
-REGIONS_WITHIN_S = 30.0  # the slowest region's answer that offers wait for
+REGIONS_WITHIN_S = 30.0  # a region's answer that offers wait for
+OTHERS_S = 5.0  # as soon as one region has offers, the others get so much more time, or what that one took again
 SPOT_MARGIN = Decimal("1.2")
 DISK_MIN_GB = 100  # the default image alone needs about 75
 GIB, MIB = 2**30, 2**20
@@ -229,27 +230,27 @@ class Catalog:
         return max(found, default=None)
 
     def _kept_prices(self, region: str) -> Mapping[str, tuple[Decimal, float]]:
-        try:
-            kept = parsed(self._file.read_text())
-        except OSError:
-            kept = None
         found = {}
-        of_region = at(kept, region)
-        for name, row in of_region.items() if isinstance(of_region, Mapping) else ():
+        for name, row in self._kept_file().get(region, {}).items():
             price, when = number(at(row, "price")), number(at(row, "at"))
             if price is not None and price > 0 and when is not None:
                 found[name] = (price, float(when))
         return found
 
+    def _kept_file(self) -> Mapping[str, Mapping[str, Any]]:
+        """region -> type -> row; whatever of the file is damaged was never kept."""
+        try:
+            kept = parsed(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        known = kept if isinstance(kept, Mapping) else {}
+        return {region: types for region, types in known.items() if isinstance(types, Mapping)}
+
     def _keep_prices(self, region: str, prices: Mapping[str, Decimal], now: float) -> None:
         with self._lock:
-            try:
-                kept = parsed(self._file.read_text())
-            except OSError:
-                kept = None
-            kept = dict(kept) if isinstance(kept, Mapping) else {}
+            kept = dict(self._kept_file())
             new = {name: {"price": str(price), "at": now} for name, price in prices.items()}
-            kept[region] = {**(kept.get(region) or {}), **new}
+            kept[region] = {**kept.get(region, {}), **new}
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 scratch = self._file.with_suffix(".new")
@@ -286,16 +287,25 @@ def _together(
         future: Future[tuple[Offer, ...]] = Future()
         futures.append(future)
         threading.Thread(target=_run, args=(future, ask, region), daemon=True).start()
+    began = time.monotonic()
+    pending = set(futures)
+    while pending and not any(map(_answered, futures)) and (left := began + REGIONS_WITHIN_S - time.monotonic()) > 0:
+        pending = wait(pending, left, FIRST_COMPLETED).not_done
+    if any(map(_answered, futures)):
+        wait(pending, max(OTHERS_S, time.monotonic() - began))
     found, failures = [], []
-    until = time.monotonic() + REGIONS_WITHIN_S
     for region, future in zip(regions, futures, strict=True):
         try:
-            found.append(future.result(max(0.0, until - time.monotonic())))
+            found.append(future.result(0))
         except ProviderError as error:
             failures.append(error)
         except TimeoutError:
             failures.append(Ambiguous(f"aws {region} does not answer to offers", provider=NAME, what="offers"))
     return found, failures
+
+
+def _answered(future: Future[tuple[Offer, ...]]) -> bool:
+    return future.done() and future.exception() is None
 
 
 def _run(future: Future[tuple[Offer, ...]], ask: Callable[[str], tuple[Offer, ...]], region: str) -> None:

@@ -91,6 +91,17 @@ def test_the_price_list_wins_over_the_table_and_is_kept_for_when_it_cannot_be_as
     assert offer(AwsProvider(company.config(tmp_path))).hourly == expected
 
 
+@pytest.mark.parametrize(
+    "damaged", [b"\xff\xfe", b"{", b"[1]", b'{"us-east-1": 7}', b'{"us-east-1": {"g6.xlarge": []}}']
+)
+def test_a_damaged_file_of_prices_is_no_file(company: AwsLayer, tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "aws-prices.json").write_bytes(damaged)
+    company.prices = {"g6.xlarge/us-east-1": "0.9"}
+    assert offer(AwsProvider(company.config(tmp_path))).hourly == aws_offers.per_hour(Decimal("0.9") + EXTRAS)
+    company.prices = None
+    assert offer(AwsProvider(company.config(tmp_path))).hourly == aws_offers.per_hour(Decimal("0.9") + EXTRAS)
+
+
 def test_a_region_without_any_known_price_offers_spot_only(company: AwsLayer, tmp_path: Path) -> None:
     cloud = AwsProvider(company.config(tmp_path, regions=["eu-central-1"]))
     offers = cloud.offers(ONE_L4)
@@ -101,7 +112,7 @@ def test_a_region_without_any_known_price_offers_spot_only(company: AwsLayer, tm
 def test_a_hung_region_holds_up_no_other_one_for_long(
     company: AwsLayer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aws_offers, "REGIONS_WITHIN_S", 3.0)
+    monkeypatch.setattr(aws_offers, "OTHERS_S", 1.0)
     company.hung.add("us-west-2")
     cloud = AwsProvider(company.config(tmp_path, regions=["us-west-2", "us-east-1"]))
     assert {o.region for o in cloud.offers(replace(ONE_L4, spot=True))} == {"us-east-1"}
@@ -374,7 +385,7 @@ def test_a_profile_that_is_not_there_is_said(company: AwsLayer, tmp_path: Path) 
 
 def test_without_boto3_the_extra_is_named(cloud: AwsProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
-    with pytest.raises(Invalid, match=r"install gpujob\[aws\]"):
+    with pytest.raises(Invalid, match="install gpujob with its extra `aws`"):
         cloud.list("us-east-1")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -24,7 +24,7 @@ from orchestrator.loop import TURN_S, Loop
 from orchestrator.messages import Listed, Message, Receipt
 from orchestrator.model import Unknown
 from orchestrator.store import Fenced, StoreError
-from providers.base import Provider
+from providers.base import Offer, Provider
 from providers.errors import ProviderError
 
 if TYPE_CHECKING:
@@ -102,6 +102,17 @@ class SimExecutor(Executor):
     def __init__(self, controller: Controller, *args: Any) -> None:
         super().__init__(*args)
         self._controller = controller
+        self.ask_all = self._one_by_one  # threads would make a run's order a matter of luck
+
+    def _one_by_one(self, names: Sequence[str], offers_of: Callable[[str], Sequence[Offer]]) -> Any:
+        offers: list[Offer] = []
+        failed: dict[str, str] = {}
+        for name in names:
+            try:
+                offers += offers_of(name)
+            except ProviderError as error:
+                failed[name] = f"{error.kind}: {error}"
+        return offers, failed
 
     def submit(self, effect: act.Effect, context: Context) -> None:
         heap = self._controller.world.heap
@@ -216,7 +227,7 @@ class Controller:
             return
         self.world.oracle.after_turn(self)
         wait = min(self.loop.due_at(), self.loop.accounts.next_due()) - self.clock.boot()
-        limit = IDLE_TURN_S if self.loop.observer.settled else UNSETTLED_TURN_S
+        limit = IDLE_TURN_S if not self.loop.observer.unsettled else UNSETTLED_TURN_S
         pause = max(0.02, min(wait, limit))
         self.loop._meant_at = self.clock.boot() + pause + TURN_S
         self.kick(pause)

@@ -19,7 +19,7 @@ from orchestrator.home import Home
 from orchestrator.loop import Loop
 from orchestrator.messages import Message, Receipt
 from orchestrator.model import Job, Rental, RentalPhase
-from providers.base import Caps, Instance, Tag
+from providers.base import Caps, Instance, Offer, Tag
 from providers.errors import ProviderError
 
 
@@ -155,16 +155,16 @@ class Desk:
 
     def receipt(self, effect: act.Effect, status: Any = "done", **more: Any) -> None:
         """The world answers the effect."""
-        job = next(context.job.id for taken, context in self.executor.taken if taken == effect)
+        job = next(context.job.id for taken, context in reversed(self.executor.taken) if taken == effect)
         self.turn(Receipt(effect, job, status, self.clock.utc(), **more))
 
-    def rent(self, **changes: Any) -> Rental:
-        """Apply a job and answer until its machine is live; the rental."""
+    def rent(self, offer: Offer = cf.DEMAND, **changes: Any) -> Rental:
+        """Apply a job and answer until its machine, on demand, is live; the rental."""
         answer = self.apply(**changes)
         assert answer is not None
         assert answer["ok"], answer
         [offers] = self.effects(act.AskOffers)[-1:]
-        self.receipt(offers, data={"offers": (cf.OFFER, cf.DEMAND), "failed": {}})
+        self.receipt(offers, data={"offers": (cf.OFFER, offer), "failed": {}})
         [create] = self.effects(act.SendCreate)[-1:]
         self.receipt(create, data={"instance": self.instance(create.rental)})
         rental = self.store.rental(create.rental)

@@ -11,7 +11,17 @@ import pytest
 from loop_desk import Desk
 
 from orchestrator.hearing import is_quiet, parts
-from orchestrator.messages import EventSeen, Lost, Message, Poke, ProgressSeen, Reached, StatusSeen, TransferSeen
+from orchestrator.messages import (
+    EventSeen,
+    Listed,
+    Lost,
+    Message,
+    Poke,
+    ProgressSeen,
+    Reached,
+    StatusSeen,
+    TransferSeen,
+)
 from orchestrator.model import Rental, Unknown
 from orchestrator.sightings import Sightings
 from providers.base import Instance, Listing, Ref, Resource, Tag
@@ -80,3 +90,22 @@ def test_silence_and_its_end_are_told_once_each(tmp_path: Path) -> None:
     assert [(entry.kind, entry.rental) for entry in told] == [("silent", rental.id), ("answers", rental.id)]
     assert "reset" in told[0].text
     assert "after 4 s" in told[1].text
+
+
+def test_after_a_sleep_a_region_that_does_not_answer_holds_back_its_own_jobs_alone(tmp_path: Path) -> None:
+    """Nothing is decided about a machine before its region was looked at; other regions' jobs go on at once."""
+    with Desk(tmp_path) as desk:
+        here, there = desk.rent(name="here"), desk.rent(name="there", offer=replace(cf.DEMAND, region="r2"))
+        assert (here.offer.region, there.offer.region) == ("r1", "r2")
+        desk.clock.suspend(3600.0)
+        desk.turn()
+        settled = desk.loop.observer.settled
+        assert (settled(here), settled(there)) == (False, False)
+        before = len(desk.effects())
+        desk.turn(Listed("prov", "acc", "r1", desk.clock.utc(), Listing((desk.instance(here.id),))))
+        assert (settled(here), settled(there)) == (True, False)
+        assert {getattr(effect, "rental", here.id) for effect in desk.effects()[before:]} <= {here.id}
+        desk.turn(Listed("prov", "acc", "r1", desk.clock.utc(), Unknown("503", 0.0)), after=30.0)
+        assert not settled(there), "another region's answer says nothing about this one"
+        desk.turn(after=40.0)
+        assert settled(there), "a region that never answers holds nothing back for ever"
