@@ -106,7 +106,7 @@ CAPS = Caps(
 
 
 class LambdaProvider:
-    """Machines of one Lambda Cloud account. Settings: `regions`, `url`, `requests_per_s`."""
+    """Machines of one Lambda Cloud account. Settings: `regions`, `user`, `ssh_port`, `url`, `requests_per_s`."""
 
     name = "lambda"
     account = "default"
@@ -117,6 +117,8 @@ class LambdaProvider:
         self.config = config
         self._only = setting(config, "regions")
         self._regions = self._only or REGIONS
+        self._user = str(config.settings.get("user") or USER)
+        self._port = int(number(config.settings.get("ssh_port")) or PORT)
         self._rest = Rest(
             self.name,
             address(config, URL),
@@ -207,7 +209,7 @@ class LambdaProvider:
             "instance_type_name": offer.key,
             "ssh_key_names": [key_name],
             "name": tag.name,
-            "user_data": cloud_config(boot.hook, USER),
+            "user_data": cloud_config(boot.hook, self._user),
             "tags": [{"key": k, "value": getattr(tag, part)} for k, part in TAGS.items() if getattr(tag, part)],
         }
         if image:
@@ -319,7 +321,7 @@ class LambdaProvider:
             status=status,
             tag=tag if tag.deployment and tag.rental else None,
             ready=status == "active" and bool(ip),
-            endpoint=Endpoint(ip, PORT, USER) if ip and status not in CAPS.dead_statuses else None,
+            endpoint=Endpoint(ip, self._port, self._user) if ip and status not in CAPS.dead_statuses else None,
             hourly=cents / 100 if cents else None,
             currency="USD" if cents else "",
             notice=Notice(time.time()) if status == "preempted" else None,

@@ -5,6 +5,7 @@ Create, run, preempt, relaunch from the checkpoint, results home, release: nothi
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from aws_layer import AWS_GPUS, AwsLayer
 from fake_autodl import FakeAutoDl
+from fake_lambda import FakeLambda
 from fake_machines import LocalMachines
 from fake_metadata import FakeMetadata
 from fake_rest import GPUS, KEY, FakeApi
@@ -90,6 +92,21 @@ def test_a_job_on_vast_survives_being_outbid_and_leaves_nothing(tmp_path: Path) 
         preempted_once(world, company, lambda contract: company.outbid(int(contract)), spot=True)
         assert company.contracts == {}  # that they are gone takes two minutes of listings without them
         assert company.sent("PUT", "/asks/") == 2
+
+
+@pytest.mark.e2e
+def test_a_job_on_lambda_survives_a_machine_that_is_taken_and_leaves_no_machine_and_no_key(tmp_path: Path) -> None:
+    machines = LocalMachines(tmp_path / "cloud", GPUS)
+    with World(tmp_path) as world, FakeLambda(machines) as company:
+        at_company(world, company, "LAMBDA_API_KEY", user=machines.login())
+        allow = ["ttl-needs-controller"]
+        take = functools.partial(company.fail, status="preempted")
+        preempted_once(world, company, take, spot=False, gpu="A10", allow=allow)
+        world.wait("count")
+        world.assert_clean("count")
+        assert [each.ended is None for each in company.instances.values()] == [False, False]
+        assert company.keys == {}
+        assert company.sent("POST", "/instance-operations/launch$") == 2
 
 
 @pytest.mark.e2e

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from fake_machines import Banner
 from fake_rest import FakeApi, Reply, Request, Route
+from forwards import Forward
 
 from providers.startup import unpacked
 
@@ -32,6 +35,8 @@ class Machine:
     handle: str
     ended: float | None = None
     status: str = ""
+    address: str = ""
+    forward: Forward | None = None
 
 
 class FakeLambda(FakeApi):
@@ -45,6 +50,21 @@ class FakeLambda(FakeApi):
         self.keys: dict[str, dict[str, str]] = {}
         self.boot_s = self.ending_s = 0.0
         self.empty: set[str] = set()
+        self.port = 0  # of every machine's sshd, each at an address of its own
+
+    def __enter__(self) -> Any:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = self.machines.port if isinstance(self.machines, Banner) else probe.getsockname()[1]
+        return super().__enter__()
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        for machine in self.instances.values():
+            if machine.forward is not None:
+                machine.forward.close()
+        super().__exit__(kind, *rest)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "ssh_port": self.port}
 
     def routes(self) -> tuple[Route, ...]:
         api = "/api/v1"
@@ -115,7 +135,10 @@ class FakeLambda(FakeApi):
         machine = f"{self.next_number():032x}"
         hook = hook_of(asked["user_data"])
         handle = self.machines.start(machine, hook, key["public_key"], kind[2], kind[3])
-        self.instances[machine] = Machine(machine, asked, self.now(), handle)
+        made = self.instances[machine] = Machine(machine, asked, self.now(), handle, address="127.0.0.1")
+        if not isinstance(self.machines, Banner):
+            made.address = f"127.88.{self.port % 250}.{len(self.instances)}"
+            made.forward = Forward((made.address, self.port), lambda: self.machines.place(handle))
         return Reply(200, {"data": {"instance_ids": [machine]}})
 
     def _terminate(self, request: Request) -> Reply:
@@ -160,8 +183,9 @@ class FakeLambda(FakeApi):
             status = "terminating" if self.now() < machine.ended + self.ending_s else "terminated"
         status = machine.status or status if machine.ended is None else status
         allowed = {"available": True}
+        where = {"ip": machine.address} if place and status == "active" else {}
         return {
-            "id": machine.id, "name": asked["name"], **({"ip": place[0]} if place and status == "active" else {}),
+            "id": machine.id, "name": asked["name"], **where,
             "status": status, "ssh_key_names": asked["ssh_key_names"], "file_system_names": [],
             "region": {"name": asked["region_name"], "description": ""},
             "instance_type": self._type(asked["instance_type_name"]), "is_reserved": False, "tags": asked["tags"],
