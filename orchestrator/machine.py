@@ -130,7 +130,7 @@ class Machines(StoreMachines):
         """End what is left of a run, close its key, and have the whole log here."""
         rental, run = context.the_rental(), context.the_run()
         answer = self._ask(rental, "close", timeout_s=CLOSE_S, job=context.job.id, task=run.task, n=run.n)
-        self._whole_logs(context, rental, run)
+        self._whole_logs(rental, run, answer.get("logs", {}))
         dead = answer.get("dead") is True
         return {"dead": dead, "cause": self._cause(context, rental, run) if dead else None}
 
@@ -148,10 +148,8 @@ class Machines(StoreMachines):
             log.warning("no look after a failure", job=job, run=run.key, why=str(error))
         return causes.cause_of(self._home.log(job, run.task, run.n, end.stage), end.rc, known)
 
-    def _whole_logs(self, context: Context, rental: Rental, run: Assignment) -> None:
+    def _whole_logs(self, rental: Rental, run: Assignment, sizes: Mapping[str, Any]) -> None:
         """Wait until the stream has brought every byte of the run's logs; a log that lags is said, not hidden."""
-        status = self._connection(rental).agent("status", {"nonce": rental.nonce}, CALL_S)
-        sizes = status.get("runs", {}).get(run.key, {}).get("logs", {})
         watch = self._watches.get(rental.id)
         before, until = -1, 0.0
         while watch is not None and any(watch.received(run.key, s) < n for s, n in sizes.items() if isinstance(n, int)):

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.agent.layout import LAUNCHER
 from orchestrator.ssh_errors import (
     AgentRefused,
     BadStream,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Ran", "Target", "connect", "new_key", "one_off", "prepare", "stop_sharing"]
 
 MARKER = "gpujob-answer-begins"
-AGENT = "python3 ~/.gpujob/agent.py"
+AGENT = f"python3 -c {shlex.quote(LAUNCHER)} ~/.gpujob"
 LINE_MAX = 128 * 1024  # twice the protocol's own bound
 OUTPUT_MAX = 64 * 1024 * 1024  # a manifest of 300,000 files; more is an attack or a mistake
 KEEPALIVE_S = 10
@@ -272,7 +273,7 @@ class Connection:
         err = _text(ran.err)[-500:].strip()
         if ran.rc in (126, 127) and "python3" in err:
             return ToolMissing("python3", where=self.target.where)
-        if "can't open file" in err:
+        if "No module named 'agent'" in err:
             return AgentRefused("missing", "agent.py is not on the machine", {}, where=self.target.where)
         return BadStream(f"no answer to `{command}` (exit {ran.rc}): {err}", where=self.target.where)
 

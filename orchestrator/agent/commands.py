@@ -13,7 +13,16 @@ from typing import Any
 from orchestrator.agent.asks import admit, need, need_name, need_run
 from orchestrator.agent.checkpoints import checkpoints_of
 from orchestrator.agent.ends import Deadline, boot_id, uptime
-from orchestrator.agent.files import command_lock, list_names, read_json, read_text, replace, to_json, write_whole
+from orchestrator.agent.files import (
+    command_lock,
+    list_names,
+    read_json,
+    read_text,
+    replace,
+    size_of,
+    to_json,
+    write_whole,
+)
 from orchestrator.agent.launch import start_command
 from orchestrator.agent.layout import CONTROL, HOME, STAGES, Refusal, control
 from orchestrator.agent.preflight import preflight_command
@@ -219,7 +228,8 @@ def close_command(ask: dict[str, Any]) -> dict[str, Any]:
     with command_lock():
         admit(ask)
         close_key(run)
-    return {"ok": True, "dead": run.ended is not None or end_run(run, CLOSE_S)}
+    dead = run.ended is not None or end_run(run, CLOSE_S)
+    return {"ok": True, "dead": dead, "logs": {name: size_of(run.log_path(name)) for name in run.logs()}}
 
 
 def close_key(run: Run) -> None:

@@ -23,7 +23,6 @@ import os
 import random
 import struct
 import subprocess
-import sys
 import threading
 import time
 import urllib.parse
@@ -33,6 +32,7 @@ from orchestrator.agent.asks import admit, need, need_name, patience, wait_while
 from orchestrator.agent.events import record_event
 from orchestrator.agent.files import command_lock, note, read_json, replace, to_json
 from orchestrator.agent.landing import PARTIAL_FOLDER, entries_of, mark_of, read_seen
+from orchestrator.agent.launch import own_argv
 from orchestrator.agent.layout import Refusal, control
 from orchestrator.agent.processes import machine_mark
 from orchestrator.agent.web import Broken, Lost, Web
@@ -64,7 +64,7 @@ def fetch_command(ask: dict[str, Any]) -> dict[str, Any]:
             replace(os.path.join(folder, "state.json"), to_json({"state": "running", "bytes": 0, "files": 0}))
             null = subprocess.DEVNULL
             subprocess.Popen(
-                [sys.executable, control("agent.py"), "_fetch", folder], stdin=null, stdout=null, stderr=null,
+                own_argv("_fetch", folder), stdin=null, stdout=null, stderr=null,
                 start_new_session=True, cwd="/", env={**os.environ, "GPUJOB_MACHINE": machine_mark()},
             )  # fmt: skip
     return fetched_command(ask)

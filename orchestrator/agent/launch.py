@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.agent.ends import uptime
 from orchestrator.agent.files import note
-from orchestrator.agent.layout import Refusal, control
+from orchestrator.agent.layout import CONTROL, LAUNCHER, Refusal, control
 from orchestrator.agent.processes import is_alive, machine_mark, send, supervisor_pid
 from orchestrator.agent.runs import Run
 
@@ -50,6 +50,11 @@ def start_in_tmux(run: Run, argv: list[str]) -> bool:
     return done.returncode == 0
 
 
+def own_argv(*words: str) -> list[str]:
+    """The command line of a process of our own."""
+    return [sys.executable or "python3", "-c", LAUNCHER, CONTROL, *words]
+
+
 def spawn_detached(argv: list[str]) -> subprocess.Popen[bytes]:
     with open(control("agent.log"), "ab") as log:
         return subprocess.Popen(
@@ -80,7 +85,7 @@ def start_command(_ask: dict[str, Any]) -> dict[str, Any]:
             time.sleep(0.02)
             if uptime() > until:
                 send(found[0], found[1], signal.SIGKILL)
-    spawn_detached([sys.executable or "python3", os.path.abspath(__file__), "_supervise"])
+    spawn_detached(own_argv("_supervise"))
     until = uptime() + 15.0
     while uptime() < until:
         found = supervisor_pid()

@@ -26,6 +26,10 @@ NOTES = ("metrics", "done", "failed")  # what a program writes for us, streamed 
 CONTROL = os.path.dirname(os.path.abspath(__file__))  # ~/.gpujob, where this file was pushed to
 HOME = os.path.dirname(CONTROL)
 
+# How the agent is started: by import, which Python keeps compiled, since a script is compiled at each start and that
+# takes longer than most commands do. The word after it is the control folder.
+LAUNCHER = "import sys; sys.path.insert(0, sys.argv[1]); import agent; sys.exit(agent.main(sys.argv[1:]))"
+
 
 def control(*names: str) -> str:
     """A path in the control folder."""

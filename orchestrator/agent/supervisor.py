@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from orchestrator.agent.deadman import DeadMan
 from orchestrator.agent.ends import boot_id, uptime
 from orchestrator.agent.events import record_event
 from orchestrator.agent.files import jot, note, read_json, replace, to_json
-from orchestrator.agent.launch import own_version, spawn_detached, start_in_tmux
+from orchestrator.agent.launch import own_argv, own_version, spawn_detached, start_in_tmux
 from orchestrator.agent.layout import PROTOCOL, control
 from orchestrator.agent.processes import look_at, spare_from_oom
 from orchestrator.agent.runs import CLOSE_S, NOT_STARTED_RC, Run, all_runs, end_run, request_signal
@@ -104,7 +103,7 @@ class Supervisor:
             run.finish(rc=NOT_STARTED_RC, detail="the run's wrapper did not start; see agent.log")
             return
         self.launches[run.key] = (times + 1, uptime())
-        argv = [sys.executable or "python3", os.path.abspath(__file__), "_wrap", run.key]
+        argv = own_argv("_wrap", run.key)
         if not start_in_tmux(run, argv):
             spawn_detached(argv)
 
@@ -130,8 +129,7 @@ class Supervisor:
         if process is not None and process.poll() is None:
             return
         if uptime() >= due:
-            argv = [sys.executable or "python3", os.path.abspath(__file__), "_mirror", run.key]
-            self.mirrors[run.key] = (spawn_detached(argv), uptime() + MIRROR_AGAIN_S)
+            self.mirrors[run.key] = (spawn_detached(own_argv("_mirror", run.key)), uptime() + MIRROR_AGAIN_S)
 
     def compare(self, run: Run, found: list[dict[str, Any]], final: bool) -> None:
         """Keep the look for `status`, and tell of each checkpoint that became complete."""

@@ -16,7 +16,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -25,7 +24,7 @@ from typing import Any
 
 from orchestrator.agent.asks import admit, need, need_name, need_run, patience, wait_while_running
 from orchestrator.agent.files import command_lock, jot, note, read_json, read_text, replace, to_json
-from orchestrator.agent.launch import spawn_detached, start_command
+from orchestrator.agent.launch import own_argv, spawn_detached, start_command
 from orchestrator.agent.layout import Refusal
 from orchestrator.agent.pieces import new_md5
 from orchestrator.agent.processes import wake_supervisor
@@ -91,7 +90,7 @@ def transfer_command(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def spawn_move(key: str, name: str) -> subprocess.Popen[bytes]:
-    return spawn_detached([sys.executable or "python3", os.path.abspath(__file__), "_transfer", key, name])
+    return spawn_detached(own_argv("_transfer", key, name))
 
 
 class Move:

@@ -193,7 +193,7 @@ def test_a_job_on_a_machine_of_ones_own_leaves_it_as_it_was(tmp_path: Path) -> N
             assert (house / "thesis.txt").read_text() == "mine"
             assert (house / ".ssh" / "authorized_keys").read_text() == keys
             assert {path.name for path in house.iterdir()} - before == {".gpujob-host"}
-            left = [line for line in world.processes().values() if "sleep 300" in line or "agent.py" in line]
+            left = [line for line in world.processes().values() if "sleep 300" in line or "import agent" in line]
             assert left == []
             world.cli("host", "rm", "lab")
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -28,28 +27,28 @@ from orchestrator.ssh_files import pinned_keys
 
 # Stands in for the agent where a test needs an answer that the real one never gives
 FAKE_AGENT = """
-import json, sys, time
-command = sys.argv[1]
-asked = json.loads(sys.stdin.readline())
-if command == "echo":
-    print(json.dumps({"ok": True, "asked": asked}))
-elif command == "refuse":
-    print(json.dumps({"ok": False, "error": "epoch", "detail": "older", "epoch": 9}))
-elif command == "garbage":
-    print("Traceback: no json here")
-elif command == "follow":
-    for each in asked["say"]:
-        print(each if isinstance(each, str) else json.dumps(each), flush=True)
-    if asked.get("long"):
-        sys.stdout.write("x" * asked["long"])
-        sys.stdout.flush()
-    if asked.get("count"):
-        assert [sys.stdin.readline() for _ in range(asked["count"])] == ["\\n"] * asked["count"]
-        print(json.dumps({"t": "answered"}), flush=True)
-    if asked.get("stay"):
-        sys.stdin.readline()
-    sys.stderr.write("aside")
-    sys.exit(asked.get("rc", 0))
+import json, sys
+def main(argv):
+    command, asked = argv[1], json.loads(sys.stdin.readline())
+    if command == "echo":
+        print(json.dumps({"ok": True, "asked": asked}))
+    elif command == "refuse":
+        print(json.dumps({"ok": False, "error": "epoch", "detail": "older", "epoch": 9}))
+    elif command == "garbage":
+        print("Traceback: no json here")
+    elif command == "follow":
+        for each in asked["say"]:
+            print(each if isinstance(each, str) else json.dumps(each), flush=True)
+        if asked.get("long"):
+            sys.stdout.write("x" * asked["long"])
+            sys.stdout.flush()
+        if asked.get("count"):
+            assert [sys.stdin.readline() for _ in range(asked["count"])] == ["\\n"] * asked["count"]
+            print(json.dumps({"t": "answered"}), flush=True)
+        if asked.get("stay"):
+            sys.stdin.readline()
+        sys.stderr.write("aside")
+        return asked.get("rc", 0)
 """
 
 
@@ -290,7 +289,7 @@ def test_the_agent_is_pushed_whole_and_once(sshd: Sshd, conn: ssh.Connection, mo
 
     agent = sshd.home / ".gpujob" / "agent.py"
     kept = agent.read_bytes()
-    source = b'import json, sys\nsys.stdin.read()\nprint(json.dumps({"ok": True, "pid": 1}))\n' + b"#" * 200_000
+    source = b'def main(argv):\n    print(\'{"ok": true, "pid": 1}\')\n' + b"#" * 200_000
     monkeypatch.setattr(orchestrator.agent, "agent_source", lambda: source, raising=False)
     try:
         digest = conn.push_agent()
@@ -299,8 +298,8 @@ def test_the_agent_is_pushed_whole_and_once(sshd: Sshd, conn: ssh.Connection, mo
         first = agent.stat().st_ino
         assert conn.push_agent() == digest
         assert agent.stat().st_ino == first  # not sent again
-        assert json.loads(conn.run("python3 ~/.gpujob/agent.py start").out) == {"ok": True, "pid": 1}
-        assert [each.name for each in agent.parent.iterdir()] == ["agent.py"]
+        assert conn.agent("start", {}) == {"ok": True, "pid": 1}
+        assert {each.name for each in agent.parent.iterdir()} <= {"agent.py", "__pycache__"}
     finally:
         agent.write_bytes(kept)
 

@@ -39,8 +39,6 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, last: 
     clock = FakeClock()
     monkeypatch.setattr(time, "sleep", clock.advance)
     machines = Machines(Home(state=tmp_path, config=tmp_path), clock, lambda _: None, 1)
-    status = {"runs": {"t0.1": {"logs": {"run": SIZE}}}}
-    monkeypatch.setattr(machines, "_connection", lambda _: SimpleNamespace(agent=lambda *_: status))
     watch = Watch(clock, rate, last)
     machines._watches["gj-1"] = watch  # type: ignore[assignment]
     return machines, watch
@@ -52,7 +50,7 @@ RUN: Any = SimpleNamespace(key="t0.1")
 
 def test_a_log_that_goes_on_arriving_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machines, watch = waiting(tmp_path, monkeypatch, rate=5.0, last=SIZE)
-    machines._whole_logs(None, RENTAL, RUN)  # type: ignore[arg-type]
+    machines._whole_logs(RENTAL, RUN, {"run": SIZE})
     assert watch.clock.awake() - watch.began == pytest.approx(SIZE / 5.0, abs=1.0)
     assert (watch.flushed, watch.reconnected) == (["t0.1"], 0)
 
@@ -60,7 +58,7 @@ def test_a_log_that_goes_on_arriving_is_waited_for(tmp_path: Path, monkeypatch: 
 def test_a_log_that_stops_arriving_is_an_error_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machines, watch = waiting(tmp_path, monkeypatch, rate=100.0, last=SIZE - 1)
     with pytest.raises(WorkFailed, match="the last bytes of the log"):
-        machines._whole_logs(None, RENTAL, RUN)  # type: ignore[arg-type]
+        machines._whole_logs(RENTAL, RUN, {"run": SIZE})
     assert watch.clock.awake() - watch.began == pytest.approx(SIZE / 100.0 + LOG_TAIL_S, abs=1.0)
     assert watch.flushed == []
     assert watch.reconnected == 1  # a stream that has lost its place finds it again from what is stored here
