@@ -97,6 +97,8 @@ def test_sigterm_grace_lets_the_last_checkpoint_be_saved(tmp_path: Path) -> None
 import os, signal, sys, time
 def save(*_):
     time.sleep(0.6)                    # bash is dead of the same signal by now
+    while not os.path.exists(os.path.join(os.environ["GPUJOB_OUT"], "asked twice")):
+        time.sleep(0.05)
     path = os.path.join(os.environ["GPUJOB_CKPT"], "step_7.bin")
     open(path + ".tmp", "w").write("x" * 1000)
     os.rename(path + ".tmp", path)
@@ -112,6 +114,7 @@ time.sleep(60)
         machine.wait_log(b"training")
         first = machine.do("signal", task="t0", n=1, why="interruption", grace_s=30)
         again = machine.do("signal", task="t0", n=1, why="cancel", grace_s=1)
+        (machine.job / "out/t0.1" / "asked twice").touch()
         assert (first["already"], again["already"], again["why"]) == (False, True, "interruption")
         assert again["grace_left"] > 1
         run = machine.ended()
