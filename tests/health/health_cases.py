@@ -38,3 +38,24 @@ def wording_of(entry: dict[str, Any]) -> Wording:
     kind = "raise" if raised else "bare" if line == "Killed" else "line"
     codes = {"Killed": 137, "Segmentation fault (core dumped)": 139}
     return Wording(entry["class"], entry["again"], kind, line, codes.get(line, 1))
+
+
+def several(label: Any) -> tuple[str, ...]:
+    """A label of `fresh.yaml`: one right answer, or a list of them."""
+    return tuple(label) if isinstance(label, list) else (label,)
+
+
+def fresh() -> list[tuple[dict[str, Any], Diagnosis]]:
+    """The logs of `fresh.yaml`, each with its diagnosis."""
+    found = []
+    for entry in table("fresh"):
+        facts = entry.get("facts", {})
+        known = Circumstances(
+            exit_code=entry["exit"],
+            dmesg=(facts["dmesg"],) if "dmesg" in facts else (),
+            disk_full=True if facts.get("disk") == "full" else None,
+            provider="alive",
+        )
+        log = entry["log"].replace("<CR>", "\r").replace("<ESC>", "\x1b").encode()
+        found.append((entry, diagnose([log], known)))
+    return found
