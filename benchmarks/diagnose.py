@@ -4,7 +4,8 @@
 
 Right means class, reaction, decisive line and rank, all of them. The labelled logs are those of `tests/health`: the
 known lines in 10,000 lines of four ranks, generated logs of wordings that the rules were written with ("seen") and of
-wordings that were kept out of sight ("held"), and logs in the shapes of public reports ("field").
+wordings that were kept out of sight ("held"), logs in the shapes of public reports ("field"), and logs
+that were written before the rules were read ("fresh").
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ def field(confusion: Counter[tuple[str, str]]) -> tuple[int, int]:
     return right, len(entries)
 
 
+def fresh(confusion: Counter[tuple[str, str]]) -> tuple[int, int]:
+    found = health_cases.fresh()
+    for entry, told in found:
+        right = health_cases.several(entry["class"])
+        confusion[told.klass if told.klass in right else right[0], told.klass] += 1
+    return sum(health_cases.as_labelled(entry, told) for entry, told in found), len(found)
+
+
 def matrix(confusion: Counter[tuple[str, str]]) -> str:
     """Rows are labels, columns what was said; only classes that occur."""
     names = sorted({name for pair in confusion for name in pair})
@@ -117,6 +126,8 @@ def main() -> int:
         wrong[which], relaunched = (1 - ok / count) * 100, relaunched + again
     ok, count = field(confusion)
     say(f"field: {ok} of {count} right")
+    new, written = fresh(confusion)
+    say(f"fresh: {new} of {written} right")
     say("100 MB ...")
     cpu, peak = cost(unique=False)
     unique_cpu, unique_peak = cost(unique=True)
@@ -128,6 +139,7 @@ def main() -> int:
             Figure("seen wordings wrong", (wrong["seen"],), "%", (1 - RIGHT) * 100),
             Figure("held wordings wrong", (wrong["held"],), "%", (1 - RIGHT) * 100),
             Figure("field logs wrong", (count - ok,), f"of {count}", 1),
+            Figure("fresh logs wrong", (written - new,), f"of {written}", 1),
             Figure("user code started again", (relaunched,), "logs", 1),
             Figure("100 MB of a job at work", tuple(cpu), "CPU-s", CPU_S, "max"),
             Figure("the same, memory", tuple(peak), "MB", PEAK_MB, "max"),

@@ -22,14 +22,17 @@ SURVIVED = 25  # lines of work after a failure: the job went on, it was not the 
 WORK_LOOKS = 5000  # lines after a failure in which work is looked for
 CONTINUES = 12  # lines in which a message may go on below its first line
 LAST_LINES = 20  # kept as evidence
+BELOW = 3  # lines between such words and the traceback that they speak of
 FRAMES_MAX = 600  # lines of one traceback; one that is cut off must not swallow the rest of the log
 
 TRACEBACK = "Traceback (most recent call last):"
 CAUSE = "The above exception was the direct cause"
 CONTEXT = "During handling of the above exception"
+SHRUGGED = ("Exception ignored in", "--- Logging error ---")  # Python goes on after the traceback below
 RAISED = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Exit)(?:\(\S*\))?(?::|\s*$)")
 AFTER_FRAMES = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z]\w*)(?:: .*|:)?$")
 SHOUTED = re.compile(r"^\[?(?:ERROR|FATAL|CRITICAL)\b|^(?:[\w./-]+: )?(?:[Ff]atal|FATAL|[Ee]rror|ERROR)(?: error)?: ")
+HEADLESS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ?$")  # the message begins on the next line
 ROOT_CAUSE = "Root Cause (first observed failure)"
 ROOT_RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank")
 
@@ -58,6 +61,7 @@ class _Stack:
     lines: int = 0
     cause: bool = False
     context: bool = False
+    shrugged_at: int | None = None  # the line that says so
 
 
 @dataclass
@@ -90,6 +94,7 @@ class Scanner:
         self._chained: dict[int | None, _Stack] = {}
         self._looks = 0  # lines still to be looked at for work
         self._at_root = False
+        self._headless: Sighting | None = None  # the newest exception, while its message is still to come
 
     def feed(self, block: bytes) -> None:
         """Take the next bytes."""
@@ -186,16 +191,20 @@ class Scanner:
         if self._at_root and (found := ROOT_RANK.match(line.text)):
             self.seen.root_rank, self._at_root = int(found[1]), False
         text = line.text.lstrip(" |+")
+        if self._headless is not None and self._headless.line.rank == line.rank and self._below(line, number):
+            return
         if TRACEBACK in text:
-            self._opened(line.rank)
+            self._opened(line.rank, number)
         elif line.rank in self._stacks and self._in_stack(line, text, number):
             return
         elif telling:
             self._telling_line(line, text, number)
 
-    def _opened(self, rank: int | None) -> None:
+    def _opened(self, rank: int | None, number: int) -> None:
         chained = self._chained.pop(rank, None) or self._stacks.get(rank)
         stack = _Stack(cause=chained.cause, context=chained.context) if chained is not None else _Stack()
+        if chained is not None and chained.shrugged_at is not None and number - chained.shrugged_at <= BELOW:
+            stack.shrugged_at = chained.shrugged_at
         self._stacks[rank] = stack
 
     def _in_stack(self, line: Line, text: str, number: int) -> bool:
@@ -212,9 +221,9 @@ class Scanner:
             return True
         if AFTER_FRAMES.match(text) or RAISED.match(text) or (known is not None and line.text[:1].isalpha()):
             del self._stacks[line.rank]
-            self._raised(
-                Sighting(number, replace(line, text=text), known or self._table.generic, 0, raised=True), stack
-            )
+            if stack.shrugged_at is None:
+                raised = Sighting(number, replace(line, text=text), known or self._table.generic, 0, raised=True)
+                self._raised(raised, stack)
             return True
         return False
 
@@ -230,6 +239,22 @@ class Scanner:
             self.seen.sightings.remove(previous)
         self._add(sighting)
 
+    def _below(self, line: Line, number: int) -> bool:
+        """Whether the line is the message of the exception above, which is then known by it."""
+        above = self._headless
+        assert above is not None
+        text = line.text.strip()
+        if number - above.number > CONTINUES or TRACEBACK in text or above not in self.seen.sightings:
+            self._headless = None
+        elif any(letter.isalpha() for letter in text):
+            self._headless = None
+            whole = replace(above.line, text=f"{above.text} {text}")
+            signature = above.signature if above.signature is not self._table.generic else self._table.match(whole.text)
+            known = replace(above, line=whole, signature=signature or self._table.generic)
+            self.seen.sightings[self.seen.sightings.index(above)] = known
+            return True
+        return False
+
     def _telling_line(self, line: Line, text: str, number: int) -> None:
         if text.startswith(CAUSE):
             self._chained[line.rank] = _Stack(cause=True)
@@ -240,6 +265,9 @@ class Scanner:
         if text.startswith(ROOT_CAUSE):
             self._at_root = True
             self._looks = max(self._looks, LAST_LINES)
+            return
+        if text.startswith(SHRUGGED):
+            self._chained[line.rank] = _Stack(shrugged_at=number)
             return
         for notice in self._table.notices:
             if notice.id not in self.seen.notices and notice.pattern.search(text):
@@ -261,6 +289,7 @@ class Scanner:
             del kept[SIGHTINGS_MAX // 4 : SIGHTINGS_MAX // 2]
         if not sighting.shout and not sighting.signature.wrapper:
             self._looks = WORK_LOOKS
+            self._headless = kept[-1] if HEADLESS.match(sighting.text) else None
 
     def _work(self, rank: int | None) -> None:
         work = self.seen.work

@@ -19,6 +19,7 @@ Where = Literal["no", "same", "other", "any"]
 ALWAYS = (
     "Traceback",
     "above exception",
+    "Logging error",
     "Error",
     "ERROR",
     "Exception",
@@ -56,6 +57,7 @@ class Kind:
     reaction: Reaction
     advice: str
     chatter: bool = False
+    passing: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Signature:
     warns: bool = False
     wrapper: bool = False
     chatter: bool = False
+    exact: bool = False
     sources: tuple[str, ...] = ()
 
     def matches(self, text: str) -> bool:
@@ -111,7 +114,9 @@ class Table:
     def match(self, text: str) -> Signature | None:
         """The first signature of a cleaned line; a program's own mistake is none that is repeated."""
         found = next((one for one in self.signatures if one.matches(text)), None)
-        return self.generic if found and found.reaction.relaunch and self.own_error.match(text) else found
+        if found and found.reaction.relaunch and not found.exact and self.own_error.match(text):
+            return self.generic
+        return found
 
 
 @functools.cache
@@ -162,7 +167,14 @@ def _kind(name: str, entry: Mapping[str, Any], advice: Mapping[str, tuple[str, .
     topic = entry["advice"]
     if topic not in advice:
         raise ValueError(f"class {name}: there is no advice {topic!r}")
-    return Kind(name, entry["says"], _reaction(name, entry, Reaction()), topic, bool(entry.get("chatter")))
+    return Kind(
+        name,
+        entry["says"],
+        _reaction(name, entry, Reaction()),
+        topic,
+        bool(entry.get("chatter")),
+        bool(entry.get("passing")),
+    )
 
 
 def _reaction(name: str, entry: Mapping[str, Any], default: Reaction) -> Reaction:
@@ -187,7 +199,7 @@ def _signature(entry: Mapping[str, Any], kinds: Mapping[str, Kind], advice: Mapp
         raise ValueError(f"signature {name}: there is no advice {topic!r}")
     known = {"id", "class", "find", "match", "relaunch", "times", "first", "advice", "says", "sources"}
     flags = set(entry) - known
-    if flags - {"follows", "vague", "warns", "wrapper", "chatter"}:
+    if flags - {"follows", "vague", "warns", "wrapper", "chatter", "exact"}:
         raise ValueError(f"signature {name}: unknown {', '.join(sorted(flags))}")
     return Signature(
         id=name,

@@ -3,7 +3,8 @@
 Rules
 - The first failure of the last burst decides; what the job survived, what only reports another's failure (wrappers)
   and what a failure elsewhere causes (echoes) come after it, in this order.
-- What programs print and survive (networks) yields to what the same rank raises afterwards.
+- What programs print and survive (networks) yields to what the same rank raises afterwards; what they only print of
+  memory, to a mistake of their own.
 - A process that was killed says nothing itself: the kernel, the disk and the provider are asked, in this order.
 - What the kernel says outranks a vague message of the program, and nothing else.
 - A program that leaves with a code of its own has decided so: without a known message it is not started again.
@@ -154,6 +155,9 @@ def _first(table: Table, seen: Seen, found: list[Sighting]) -> Sighting | None:
     if first.signature.chatter:
         later = (s for s in own if s.raised and not s.signature.chatter and s.line.rank == first.line.rank)
         first = next(later, first)
+    elif first.signature.kind.passing and not first.raised:
+        mistakes = (s for s in own if s.raised and table.own_error.match(s.text) and s.line.rank == first.line.rank)
+        first = next(mistakes, first)
     for other in own[own.index(first) + 1 :]:
         specific = other.signature is not table.generic and not other.signature.vague
         near = other.number - first.number <= CONTINUES and other.line.rank == first.line.rank

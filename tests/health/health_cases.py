@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from generator import Case, Wording
+from generator import Case, Wording, reaction_of
 
 from orchestrator.diagnosis import Circumstances, Diagnosis, diagnose
 
@@ -59,3 +59,12 @@ def fresh() -> list[tuple[dict[str, Any], Diagnosis]]:
         log = entry["log"].replace("<CR>", "\r").replace("<ESC>", "\x1b").encode()
         found.append((entry, diagnose([log], known)))
     return found
+
+
+def as_labelled(entry: dict[str, Any], told: Diagnosis) -> bool:
+    """Whether class, reaction and line are among those that the label allows."""
+    return (
+        told.klass in several(entry["class"])
+        and reaction_of(told.reaction) in several(entry["again"])
+        and any(line in told.line for line in several(entry["line"]))
+    )

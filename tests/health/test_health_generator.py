@@ -59,3 +59,45 @@ def test_logs_in_the_shapes_of_public_reports(entry: dict[str, str]) -> None:
     found = diagnose([entry["log"].encode()], Circumstances(exit_code=None if code is None else int(code)))
     assert (found.klass, generator.reaction_of(found.reaction)) == (entry["class"], entry["again"])
     assert entry["line"] in found.line
+
+
+def test_logs_written_before_the_rules_were_read() -> None:
+    found = health_cases.fresh()
+    wrong = [
+        f"{entry['name']}: {told.klass} {told.line[:80]}"
+        for entry, told in found
+        if not health_cases.as_labelled(entry, told)
+    ]
+    again = [entry["name"] for entry, told in found if entry["class"] == "user-code" and told.reaction.relaunch]
+    assert (wrong, again) == ([], [])
+    assert len(found) >= 100
+
+
+MISTAKE = "Traceback (most recent call last):\n  File 'a.py', line 1, in f\nKeyError: 'lr'\n"
+
+
+@pytest.mark.parametrize("words", ["Exception ignored in: <function Loader.__del__ at 0x7f>", "--- Logging error ---"])
+def test_a_traceback_that_python_went_on_after_is_no_failure(words: str) -> None:
+    shrugged = words + "\n" + MISTAKE
+    assert diagnose([shrugged.encode()], Circumstances(exit_code=1)).klass == "unknown"
+    assert diagnose([(shrugged + MISTAKE).encode()], Circumstances(exit_code=1)).line_number == 7
+    far = words + "\none\ntwo\nthree\n" + MISTAKE  # the words speak of what is right below them only
+    assert diagnose([far.encode()], Circumstances(exit_code=1)).line == "KeyError: 'lr'"
+
+
+def test_a_message_that_begins_below_its_exception_is_read() -> None:
+    log = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: \n----\n   {}\nstep 3\n"
+    told = diagnose([log.format("CUDA Setup failed despite GPU being available.").encode()])
+    assert (told.klass, told.line) == ("config-env", "RuntimeError: CUDA Setup failed despite GPU being available.")
+    assert diagnose([log.format("the loader is empty").encode()]).line == "RuntimeError: the loader is empty"
+    two = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError:\n" + MISTAKE
+    assert diagnose([two.encode()]).line == "RuntimeError:"  # the next traceback is not its message
+
+
+def test_what_is_only_printed_of_memory_yields_to_a_mistake_and_to_nothing_else() -> None:
+    printed = "batch 64: CUDA out of memory. Tried to allocate 2.00 GiB, trying 32\n"
+    assert diagnose([(printed + MISTAKE).encode()]).klass == "user-code"
+    wrapped = printed + MISTAKE.replace("KeyError: 'lr'", "RuntimeError: training failed")
+    assert diagnose([wrapped.encode()]).klass == "config-memory"
+    raised = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert diagnose([(raised + MISTAKE).encode()]).klass == "config-memory"
