@@ -10,6 +10,10 @@ from jobspecs import fields as f
 from jobspecs.block import Block
 
 _STOP = "Save and stop the job (reason `stalled`) instead of only saying so."
+_RELAUNCH = (
+    "Save, stop, and go on from the newest checkpoint on another machine; a second time only after a newer"
+    " checkpoint, else the job ends as `stalled`."
+)
 
 
 class UtilizationAlarm(Block):
@@ -18,6 +22,7 @@ class UtilizationAlarm(Block):
     percent: Annotated[int | None, *f.whole(1, 100)] = Field(None, description="The share.")
     duration: f.DurationField | None = Field(None, alias="for", description="For this long.")
     stop: bool = Field(False, description=_STOP)
+    relaunch: bool = Field(False, description=_RELAUNCH)
 
 
 class TimeAlarm(Block):
@@ -25,6 +30,7 @@ class TimeAlarm(Block):
 
     duration: f.DurationField | None = Field(None, alias="for", description="For this long.")
     stop: bool = Field(False, description=_STOP)
+    relaunch: bool = Field(False, description=_RELAUNCH)
 
 
 class CountAlarm(Block):
@@ -32,6 +38,7 @@ class CountAlarm(Block):
 
     count: Annotated[int | None, *f.whole(1, 100)] = Field(None, description="How many.")
     stop: bool = Field(False, description=_STOP)
+    relaunch: bool = Field(False, description=_RELAUNCH)
 
 
 class NearAlarm(Block):
@@ -44,7 +51,8 @@ class NearAlarm(Block):
 
 AlarmName = Literal[
     "stalled", "gpu_util_below", "card_idle", "gpu_memory_above", "throughput_below", "slowing", "leak",
-    "no_checkpoint", "throttled", "gpu_lost", "disk_full", "reclaims", "ttl_near", "budget_near",
+    "machine_slow", "scaling", "no_checkpoint", "throttled", "gpu_lost", "disk_full", "reclaims", "ttl_near",
+    "budget_near",
 ]  # fmt: skip
 
 
@@ -57,6 +65,12 @@ class Alarms(Block):
     gpu_memory_above: UtilizationAlarm | None = Field(None, description="A card's memory is full. 95 % for 2m.")
     throughput_below: UtilizationAlarm | None = Field(None, description="Of the usual steps a minute. 50 % for 5m.")
     slowing: UtilizationAlarm | None = Field(None, description="Steps become rarer by this share. 20 % in 1h.")
+    machine_slow: UtilizationAlarm | None = Field(
+        None, description="Of the pace of the same program on other machines of this kind. 80 % for 15m."
+    )
+    scaling: UtilizationAlarm | None = Field(
+        None, description="Throughput of several cards, of as many times that of fewer. 60 % for 15m."
+    )
     leak: TimeAlarm | None = Field(None, description="Memory grows without end. 1h.")
     no_checkpoint: CountAlarm | None = Field(None, description="Intervals of `checkpoint.every` without one. 2.")
     throttled: TimeAlarm | None = Field(None, description="Heat or power slows a card down. 10m.")

@@ -26,6 +26,7 @@ IDLE_CORES, IDLE_BYTES = 0.05, 100_000.0  # below both, and with idle cards, not
 STEP_PATIENCE = 10  # a job that always took minutes a step is not stalled after one of them
 LEAK_SHARE = 0.05  # of all memory in that time: less is noise or a cache
 LEAK_HORIZON_S = 24 * 3600.0
+MACHINES_MIN = 2  # earlier machines before their pace is the usual one
 SLOWER_MIN = 10  # minutes with steps before a median is believed
 RECLAIM_WINDOW_S = 6 * 3600.0
 
@@ -149,6 +150,46 @@ def _slowing(look: Look, rule: Rule) -> Said:
     return text, "a leak, fragmented memory, or a list that grows with each step", _leak_next(look)
 
 
+def _machine_slow(look: Look, rule: Rule) -> Said:
+    minutes = look.last(rule.duration)
+    recent = [pace for at, pace in look.paces if at > look.now - rule.duration]
+    before = look.before.paces
+    if not minutes or len(before) < MACHINES_MIN or len(recent) < SLOWER_MIN:
+        return None
+    usual, now = median(before), median(recent)
+    if now >= usual * rule.percent / 100:
+        return None
+    text = f"{now * MINUTE:.1f} steps a minute in the last {span(rule.duration)}, {1 - now / usual:.0%} less than"
+    text += f" the {usual * MINUTE:.1f} of the same program on {len(before)} earlier machines with this card"
+    cause = "a neighbour on this host, or its slower CPUs, disk or network"
+    if hot(minutes):
+        cause = "the cards slow down: too hot, or short of power"
+    return (
+        text,
+        cause,
+        f"another machine: alarms: machine_slow: {{relaunch: true}}, or gpujob cancel {look.name} and resume",
+    )
+
+
+def _scaling(look: Look, rule: Rule) -> Said:
+    rates = [p.rate for p in look.last(rule.duration) if p.rate > 0]
+    fewer = [(cards, rate) for cards, rate in look.before.rates if cards < look.cards]
+    if look.cards < 2 or len(rates) < SLOWER_MIN or not fewer:
+        return None
+    few = min(cards for cards, _ in fewer)
+    base = median([rate for cards, rate in fewer if cards == few])
+    now = median(rates)
+    share = 100 * now * few / (base * look.cards)
+    if share >= rule.percent:
+        return None
+    cards = "1 card" if few == 1 else f"{few} cards"
+    text = (
+        f"{look.cards} cards make {now:.4g} a second and {cards} made {base:.4g}: {share:.1f} % of linear, {look.price}"
+    )
+    todo = f"nvidia-smi topo -m (gpujob ssh {look.name}); a larger batch a card; fewer cards cost less for each sample"
+    return text, "the interconnect, or a batch too small for so many cards", todo
+
+
 def _leak(look: Look, rule: Rule) -> Said:
     minutes = look.last(rule.duration)
     if not minutes:
@@ -250,6 +291,8 @@ _RULES: Mapping[str, Callable[[Look, Rule], Said]] = {
     "gpu-memory-above": use.memory_full,
     "throughput-below": _throughput,
     "slowing": _slowing,
+    "machine-slow": _machine_slow,
+    "scaling": _scaling,
     "leak": _leak,
     "no-checkpoint": _no_checkpoint,
     "throttled": use.throttled,

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import actions as act
 from orchestrator.alarms import examine
+from orchestrator.earlier import earlier
 from orchestrator.history import RECLAIMS_PER_H
-from orchestrator.look import MINUTE, Alarm, Look, Rule
+from orchestrator.look import MINUTE, Alarm, Before, Look, Rule
 from orchestrator.model import Assignment, Job, Policy, Rental, RentalPhase
 from orchestrator.points import Point, joined
 from orchestrator.series import read
@@ -66,6 +67,7 @@ class Health:
         self._machines: dict[str, tuple[str, Minutes]] = {}  # rental -> job and its minutes
         self._look_at = 0.0  # boot time
         self._since: dict[tuple[str, str], float] = {}  # rental and kind of an alarm that holds -> since when
+        self._before: dict[str, Before] = {}  # rental -> how fast earlier machines were
 
     def hear(self, job: str, rental: str, point: Point) -> None:
         """A machine told how busy it is."""
@@ -92,6 +94,7 @@ class Health:
 
     def _forget(self, rental: str) -> None:
         self._machines.pop(rental, None)
+        self._before.pop(rental, None)
         self._since = {key: at for key, at in self._since.items() if key[0] != rental}
 
     def _look_at_one(self, job_id: str, rental_id: str, minutes: list[Point]) -> bool:
@@ -144,8 +147,16 @@ class Health:
             launcher=LAUNCHERS.search(spec.run) is not None,
             serve=spec.workload == "serve",
             warm_s=warm_up_of(spec),
+            before=self._before_of(job, rental, policy),
             rules=rules_of(spec),
         )
+
+    def _before_of(self, job: Job, rental: Rental, policy: Policy) -> Before:
+        """Read once for each machine; legs and slices differ from each other, so theirs are not compared."""
+        if rental.id not in self._before:
+            plain = policy.crew is None
+            self._before[rental.id] = earlier(self._loop.store, self._loop.home, job, rental) if plain else Before()
+        return self._before[rental.id]
 
     def _say(self, job: Job, run: Assignment, alarms: tuple[Alarm, ...]) -> None:
         loop, now = self._loop, self._loop.clock.utc()
@@ -209,7 +220,7 @@ def rules_of(spec: JobSpec) -> Mapping[str, Rule]:
             percent=float(values.get("percent") or "nan"),
             duration=float(own.duration.seconds) if values.get("duration") is not None else float("nan"),
             count=float(values.get("count") or "nan"),
-            stop=bool(values.get("stop")),
+            stop=bool(values.get("stop") or values.get("relaunch")),
         )
     for name in spec.alarms.off:
         found[name.replace("_", "-")] = Rule(off=True)

@@ -59,6 +59,12 @@ KINDS: Mapping[str, Kind] = {
         Kind("gpu-memory-above", "a card's memory is nearly full", Rule(percent=95, duration=2 * MINUTE)),
         Kind("throughput-below", "steps come at a fraction of their pace", Rule(percent=50, duration=5 * MINUTE)),
         Kind("slowing", "steps come slower and slower", Rule(percent=20, duration=60 * MINUTE)),
+        Kind(
+            "machine-slow",
+            "steps come slower than on other machines of this kind",
+            Rule(percent=80, duration=15 * MINUTE),
+        ),
+        Kind("scaling", "several cards do far less than as many times one", Rule(percent=60, duration=15 * MINUTE)),
         Kind("leak", "memory of the machine or a card grows and grows", Rule(duration=60 * MINUTE)),
         Kind("no-checkpoint", "no checkpoint in so many of its intervals", Rule(count=2)),
         Kind("throttled", "heat or the power supply slows a card down", Rule(duration=10 * MINUTE)),
@@ -70,7 +76,9 @@ KINDS: Mapping[str, Kind] = {
     )
 }
 #: Alarms of a job that burns money without progress: `ps` marks it.
-WASTE = frozenset({"stalled", "gpu-util-below", "card-idle", "throughput-below", "no-checkpoint", "gpu-lost"})
+WASTE = frozenset(
+    {"stalled", "gpu-util-below", "card-idle", "throughput-below", "scaling", "no-checkpoint", "gpu-lost"}
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,14 @@ class Alarm:
     cause: str
     next: str
     stop: bool = False
+
+
+@dataclass(frozen=True)
+class Before:
+    """How fast the same code did the same on earlier machines with the same kind of card."""
+
+    paces: Sequence[float] = ()  # steps a second with as many cards, of each machine
+    rates: Sequence[tuple[int, float]] = ()  # (cards, throughput in the job's own unit) with fewer, of each machine
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,7 @@ class Look:
     launcher: bool = True  # `run` starts one process a card
     serve: bool = False
     warm_s: float | None = None  # the spec's own warm-up
+    before: Before = Before()
     rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def rule(self, kind: str) -> Rule:

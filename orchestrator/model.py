@@ -384,6 +384,7 @@ class Policy:
     finish_by: float | None = None  # UTC; steers spot against on-demand, ends nothing
     currency: str = ""  # of price_cap and budget; empty: that of every offer
     rates: Mapping[str, Decimal] = field(default_factory=dict)  # currency -> what one unit is worth in `currency`
+    move_on: frozenset[str] = frozenset()  # kinds of alarms after which the work goes on on another machine
 
     def worth(self, currency: str) -> Decimal | None:
         """What one unit of `currency` is in the job's own; None without a rate."""

@@ -165,7 +165,15 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         finish_by=spec.finish_by.timestamp() if spec.finish_by is not None else None,
         currency=job.currency,
         crew=crew_of(spec),
+        move_on=moves_on(spec),
     )
+
+
+def moves_on(spec: JobSpec) -> frozenset[str]:
+    """The kinds of alarms after which the work goes on elsewhere."""
+    rules = spec.alarms.model_dump() if spec.alarms is not None else {}
+    chosen = (key for key, rule in rules.items() if isinstance(rule, dict) and rule.get("relaunch"))
+    return frozenset(key.replace("_", "-") for key in chosen)
 
 
 def stored(spec: JobSpec) -> bool:

@@ -2,6 +2,7 @@
 
 - The program's own errors are never repeated; every class has tries of its own, which no other class uses up.
 - Tries are counted back to the last new checkpoint: the same failure again without one is not going to get better.
+- What an alarm stopped goes on elsewhere where the spec says so, within the same bound.
 - A checkpoint that could not be read is passed over, never deleted; without another one the job fails instead of
   silently starting over.
 """
@@ -41,6 +42,23 @@ def where_again(facts: Facts, policy: Policy, run: Assignment) -> Literal["no", 
     if cause.where == "any":
         return "other" if cause.klass in ELSEWHERE else "same"
     return cause.where
+
+
+def moves_on(facts: Facts, policy: Policy, run: Assignment) -> bool:
+    """Whether a run that an alarm stopped goes on on another machine: once, and again only after a new checkpoint."""
+    if run.stop.partition(":")[0] not in policy.move_on:
+        return False
+    earlier = _earlier(facts, run)
+    if sum(bool(a.stop) for a in earlier) >= RELAUNCHES_MAX:
+        return False
+    if resume.progressed(facts, run):
+        return True
+    for a in earlier:
+        if a.stop:
+            return False
+        if resume.progressed(facts, a):
+            break
+    return True
 
 
 def pause(facts: Facts, run: Assignment) -> float:

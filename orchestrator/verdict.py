@@ -46,7 +46,8 @@ def judge(facts: Facts, policy: Policy, rental: RentalFacts, assignment: Assignm
     if exit_.signalled is SignalWhy.INTERRUPTION:
         return Verdict("disrupted", Reason.INTERRUPTED, "stopped for an announced reclaim")
     if exit_.signalled is SignalWhy.STOP and assignment.stop:
-        return Verdict("ended", Reason.STALLED, f"stopped by an alarm: {assignment.stop}")
+        moves = reaction.moves_on(facts, policy, assignment)
+        return Verdict("elsewhere" if moves else "ended", Reason.STALLED, f"stopped by an alarm: {assignment.stop}")
     if exit_.signalled is not None:
         return Verdict("ended", SIGNAL_REASON[exit_.signalled], f"stopped by {exit_.signalled}, exit {exit_.rc}")
     if exit_.rc == 0 and not exit_.lost:

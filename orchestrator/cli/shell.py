@@ -11,12 +11,14 @@ import os
 import shlex
 import shutil
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import local_time, say
+from orchestrator.cli.output import local_time, say, span
 from orchestrator.cli.reading import View, open_view
 from orchestrator.home import Home
 from orchestrator.model import Rental, RentalPhase
@@ -88,15 +90,36 @@ def _become(command: list[str]) -> int:
 
 def run_ssh(args: argparse.Namespace) -> int:
     """A shell on the machine, or one command there."""
-    _, rental, config = _target(args)
+    view, rental, config = _target(args)
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
+        for line in greeting(Home.from_env(), view, rental, time.time()):
+            say(line)
         say(f"machine {rental.id}; `exit` or Enter ~ . leaves it, the job goes on")
         return _become(ssh_command(config, rental.id))
     terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     # One word is shell text, as with ssh itself; several are one command whose words are kept.
     text = words[0] if len(words) == 1 else shlex.join(words)
     return _become([*ssh_command(config, rental.id, *terminal), text])
+
+
+def greeting(home: Home, view: View, rental: Rental, now: float) -> Iterator[str]:
+    """What the machine did last, as far as it is known here: nobody has to type nvidia-smi first."""
+    from orchestrator.cli.vitals import card_words, cpu_words, disk_words, pace_words, vitals_of
+
+    found = vitals_of(home, view.job.id, rental.id, now)
+    words = view.words
+    yield f"{view.job.name} is {words.state}{f': {words.detail}' if words.detail else ''}"
+    if found is None:
+        return
+    yield f"{span(now - found.last.at)} ago:"
+    for index, card in enumerate(found.last.cards):
+        yield f"  GPU {index}  {card_words(card)}"
+    if found.last.step == found.last.step:
+        yield f"  step {found.last.step:g}  {pace_words(found.pace)}"
+    yield f"  CPU {cpu_words(found.last)}; disk {disk_words(found.last)}"
+    alarms = view.current_progress.alarms if view.current_progress is not None else ()
+    yield from (f"  alarm {alarm.get('kind')}: {alarm.get('text')}" for alarm in alarms)
 
 
 def run_attach(args: argparse.Namespace) -> int:

@@ -83,6 +83,9 @@ FROM jobs j JOIN assignments a ON a.job = j.id JOIN rentals r ON r.id = a.rental
 WHERE j.name = :name AND j.outcome = 'done' AND a.ordered_at IS NOT NULL AND ended_at IS NOT NULL
 ORDER BY j.run DESC, a.n LIMIT :limit;
 
+-- name: jobs_of_name
+SELECT * FROM jobs WHERE name = :name AND run <= :run ORDER BY run DESC LIMIT :limit;
+
 -- Saves of all runs of a name as their agents told them, newest first.
 -- name: saves
 SELECT l.data FROM journal l JOIN jobs j ON j.id = l.job

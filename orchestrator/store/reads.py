@@ -59,6 +59,10 @@ class Reads(Connection):
         """Newest first."""
         return build_all(Job, self._rows("jobs", live_only=live_only, limit=limit))
 
+    def jobs_of_name(self, name: str, run: int, limit: int = 40) -> tuple[Job, ...]:
+        """The jobs of a name up to this run, newest first."""
+        return build_all(Job, self._rows("jobs_of_name", name=name, run=run, limit=limit))
+
     def active_jobs(self) -> tuple[Job, ...]:
         """All that are not terminal, oldest first."""
         return build_all(Job, self._rows("active_jobs"))

@@ -46,6 +46,17 @@ echo 'step 7 of 100'
 while :; do sleep 0.2; done
 """
 
+HANGS_ONCE = """save() { echo state > "$GPUJOB_CKPT/step_7"; exit 0; }
+if [ -n "$GPUJOB_RESUME_FROM" ]; then grep -q state "$GPUJOB_RESUME_FROM" && echo went on; exit 0; fi
+trap save TERM
+echo 'step 7 of 100'
+while :; do sleep 0.2; done
+"""
+HANGS_ALWAYS = """trap 'exit 0' TERM
+echo 'step 7 of 100'
+while :; do sleep 0.2; done
+"""
+
 
 def low_use(world: World, rental: str) -> None:
     """The stand-in card shows 12 % from now on."""
@@ -96,3 +107,22 @@ def test_low_use_is_told_and_a_hung_run_saves_and_ends(tmp_path: Path, hook: tup
         world.cli("cancel", "slow", "--now")
         world.wait("slow", code=5)
         world.assert_clean("slow")
+
+
+def test_a_hung_run_goes_on_elsewhere_once_and_then_ends(tmp_path: Path) -> None:
+    moves = {"stalled": {"for": "20s", "relaunch": True}}
+    with World(tmp_path) as world:
+        world.apply(world.spec("once", HANGS_ONCE, alarms=moves, checkpoint={"pattern": "step_{n}"}))
+        world.apply(world.spec("always", HANGS_ALWAYS, alarms=moves, checkpoint={"pattern": "step_{n}"}))
+
+        assert world.wait("once", code=0).outcome is Outcome.DONE
+        first, second = world.rentals("once")
+        assert (first.reason, second.reason) == (Reason.BAD_HOST, Reason.DONE)
+        assert first.detail.startswith("stopped by an alarm: stalled: no step for")
+        assert b"went on" in world.log("once", 2)
+
+        job = world.wait("always", code=1)
+        assert (job.outcome, job.reason) == (Outcome.FAILED, Reason.STALLED)
+        assert [rental.reason for rental in world.rentals("always")] == [Reason.BAD_HOST, Reason.STALLED]
+        world.assert_clean("once")
+        world.assert_clean("always")

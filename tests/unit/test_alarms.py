@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jobspecs.alarm_keys import Alarms
 from orchestrator.alarms import examine
-from orchestrator.look import KINDS, WASTE, Alarm, Look, Rule
+from orchestrator.look import KINDS, WASTE, Alarm, Before, Look, Rule
 from orchestrator.points import CARD_COLUMNS, COLUMNS, RUNNING, Card, Point
 
 
@@ -316,7 +316,9 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     assert told == {
         "stalled": (1800.0,), "gpu-util-below": (70, 900.0), "card-idle": (50, 900.0), "gpu-memory-above": (95, 120.0),
         "throughput-below": (50, 300.0), "slowing": (20, 3600.0), "leak": (3600.0,), "no-checkpoint": (2,),
-        "throttled": (600.0,), "gpu-lost": (180.0,), "disk-full": (95, 120.0), "reclaims": (3,), "ttl-near": (1800.0,),
+        "machine-slow": (80, 900.0), "scaling": (60, 900.0),
+        "throttled": (600.0,), "gpu-lost": (180.0,), "disk-full": (95, 120.0), "reclaims": (3,),
+        "ttl-near": (1800.0,),
         "budget-near": (80,),
     }  # fmt: skip
 
@@ -492,6 +494,7 @@ def test_the_spec_has_a_key_for_every_alarm_and_only_those_that_can_end_a_job_st
     for name, field in keys.items():
         block = next(each for each in field.annotation.__args__ if each is not type(None))  # type: ignore[union-attr]
         assert ("stop" in block.model_fields) is KINDS[name].can_stop
+        assert ("relaunch" in block.model_fields) is KINDS[name].can_stop
         told = {each.name: getattr(KINDS[name].default, each.name) for each in fields(Rule)}
         for threshold in ("percent", "duration", "count"):
             if not math.isnan(told[threshold]):
@@ -538,3 +541,55 @@ def test_a_warm_up_of_the_specs_own() -> None:
 def test_a_silent_machine_says_nothing() -> None:
     points = hours(60, used(10, 20))
     assert kinds(look_at(points, now=points[-1].at + 600.0)) == []
+
+
+# --- against what other machines made --------------------------------------------------------------------------------
+
+USUAL = Before(paces=(30 / 60, 30.3 / 60, 29.7 / 60))
+
+
+def at_pace(steps_a_minute: float, minutes: int = 60) -> list[Point]:
+    return hours(minutes, steps_a_minute=steps_a_minute)
+
+
+def test_a_machine_that_is_slower_than_others_is_said_with_both_paces() -> None:
+    look = look_at(at_pace(23.4), before=USUAL)
+    assert kinds(look) == ["machine-slow"]
+    assert the(look, "machine-slow").text == (
+        "23.4 steps a minute in the last 15m00s, 22% less than the 30.0 of the same program on 3 earlier machines with"
+        " this card"
+    )
+    assert "a neighbour on this host" in the(look, "machine-slow").cause
+    hot = [replace(p, cards=tuple(replace(c, throttle=0x40) for c in p.cards)) for p in at_pace(23.4)]
+    assert "too hot" in the(look_at(hot, before=USUAL), "machine-slow").cause
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(look_at(at_pace(27), before=USUAL), id="a tenth slower is what machines differ by"),
+        pytest.param(look_at(at_pace(23.4), before=Before(paces=(0.5,))), id="one other machine is no rule"),
+        pytest.param(look_at(at_pace(23.4)), id="a first machine"),
+        pytest.param(look_at(at_pace(23.4, 16), before=USUAL), id="warm-up"),
+        pytest.param(look_at(at_pace(23.4), before=USUAL, rules={"machine-slow": Rule(percent=70)}), id="allowed"),
+    ],
+)
+def test_what_is_no_slow_machine(look: Look) -> None:
+    assert kinds(look) == []
+
+
+def told(rate: float, cards: int) -> list[Point]:
+    return [replace(point, rate=rate) for point in hours(60, cards=cards)]
+
+
+def test_eight_cards_that_make_three_times_one_are_said_with_their_share() -> None:
+    before = Before(rates=((1, 101.0), (2, 195.0), (1, 99.0)))
+    alarm = the(look_at(told(300.0, 8), before=before), "scaling")
+    assert alarm.text == "8 cards make 300 a second and 1 card made 100: 37.5 % of linear, at 1.20 USD/h"
+    assert "interconnect" in alarm.cause
+    assert kinds(look_at(told(490.0, 8), before=before)) == []
+    assert kinds(look_at(told(40.0, 1), before=before)) == [], "one card has nothing to scale"
+    assert kinds(look_at(told(300.0, 8))) == [], "nothing to compare with"
+    assert kinds(look_at(told(math.nan, 8), before=before)) == [], "a job that tells no throughput"
+    against_two = the(look_at(told(300.0, 8), before=Before(rates=((2, 200.0),))), "scaling")
+    assert "2 cards made 200: 37.5 %" in against_two.text

@@ -17,7 +17,7 @@ from cli_books import Books, home_at, writer
 from health_series import healthy
 
 from orchestrator import actions as act
-from orchestrator.cli import client, describe, main, ps, top, vitals
+from orchestrator.cli import client, describe, main, ps, shell, top, vitals
 from orchestrator.cli.reading import open_view
 from orchestrator.home import Home
 from orchestrator.model import Exit, Reason, Task
@@ -308,3 +308,26 @@ def test_a_textfile_is_put_in_place_whole(home: Home, store: Store, tmp_path: Pa
     assert [path.name for path in tmp_path.glob("*.prom")] == ["gpujob.prom"]
     assert main.main(["top", "--to", str(tmp_path / "none" / "x.prom")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+# --- what `ssh` says first -------------------------------------------------------------------------------------------
+
+
+def test_a_shell_begins_with_what_the_machine_did_last(home: Home, store: Store) -> None:
+    running(home, store, alarms=[ALARM])
+    view = open_view(home, "digits")
+    lines = list(shell.greeting(home, view, view.rentals[-1], NOW))
+    assert lines[0] == "digits is RUNNING"
+    assert lines[1] == "10s ago:"  # the start of its bucket
+    assert lines[2].startswith("  GPU 0  50 %  29.3 of 40.0 GiB  66 °C  310 W")
+    assert lines[3].startswith("  GPU 1  92 %")
+    assert lines[4].startswith("  step 359  6.0 steps/min")
+    assert lines[-1] == "  alarm gpu-util-below: GPU use 40 % in the last 15m00s"
+
+
+def test_a_shell_on_a_machine_without_samples_says_the_jobs_state(home: Home, store: Store) -> None:
+    books = Books(store, now=NOW - 60)
+    rental = books.rent()
+    books.run(rental)
+    view = open_view(home, "digits")
+    assert list(shell.greeting(home, view, view.rentals[-1], NOW)) == [f"digits is {view.words.state}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -17,10 +18,13 @@ from jobspecs.schema import from_document
 from orchestrator import actions as act
 from orchestrator import reconcile
 from orchestrator.crew import Crew
+from orchestrator.earlier import earlier
 from orchestrator.health import rules_of
-from orchestrator.look import Rule
+from orchestrator.home import Home
+from orchestrator.look import Before, Rule
 from orchestrator.messages import Message, PointSeen, Reached
-from orchestrator.model import Exit, Outcome, Reason, Rental, SignalWhy, Task
+from orchestrator.model import Exit, Job, Outcome, Reason, Rental, SignalWhy, Task
+from orchestrator.policy import moves_on
 from orchestrator.series import Series
 
 
@@ -87,6 +91,65 @@ def test_a_restart_neither_forgets_the_minutes_nor_says_it_again(tmp_path: Path)
         assert (ward.alarms(), ward.held()) == (["alarm:gpu-util-below"], ["gpu-util-below"])
 
 
+class Shelf:
+    """Rows of earlier jobs, as the store would give them."""
+
+    def __init__(self, *jobs: tuple[Job, tuple[Rental, ...]]) -> None:
+        self.rows = {job.id: (job, rentals) for job, rentals in jobs}
+
+    def jobs_of_name(self, name: str, run: int) -> tuple[Job, ...]:
+        return tuple(job for job, _ in self.rows.values() if job.name == name and job.run <= run)[::-1]
+
+    def rentals(self, job: str) -> tuple[Rental, ...]:
+        return self.rows[job][1]
+
+
+def ran(home: Home, job: Job, rental: Rental, pace: float, rate: float = math.nan) -> None:
+    """The series of a machine that made so many steps a minute."""
+    with Series(home.series(job.id, rental.id)) as series:
+        for minute in range(40):
+            series.add(replace(healthy(minute, steps_a_minute=pace), rate=rate))
+
+
+def test_what_earlier_machines_made_is_of_the_same_code_the_same_card_and_no_later_machine(tmp_path: Path) -> None:
+    home = Home.from_env({"GPUJOB_HOME": str(tmp_path), "HOME": str(tmp_path)}).make()
+    one = replace(cf.job(), id="a.1", run=1, name="a", spec={"run": "x"}, snapshot="code")
+    two = replace(one, id="a.2", run=2)
+    edited, longer = replace(one, id="a.3", run=2, snapshot="new code"), replace(one, id="a.4", spec={"run": "y"})
+    card = cf.live().rental
+    single, pair = replace(card.offer, gpu_count=1), replace(card.offer, gpu_count=2)
+    other = replace(single, gpu="another card")
+    rows = [replace(card, id=f"gj-{n}", attempt=n, offer=offer) for n, offer in enumerate([single, pair, other], 1)]
+    for job, rental, pace in ((one, rows[0], 30.0), (one, rows[1], 20.0), (one, rows[2], 99.0), (edited, rows[0], 98.0),
+                              (longer, rows[0], 97.0)):  # fmt: skip
+        ran(home, job, rental, pace, rate=10 * pace)
+    now = replace(rows[1], id="gj-now")
+    ran(home, two, now, 25.0)
+    ran(home, two, replace(now, id="gj-later"), 96.0)
+    mine = (now, replace(now, id="gj-later", attempt=9))
+    shelf: Any = Shelf((one, tuple(rows)), (two, mine), (edited, tuple(rows[:1])), (longer, tuple(rows[:1])))
+    before = earlier(shelf, home, two, now)
+    assert before.paces == (pytest.approx(20 / 60),)
+    assert before.rates == ((1, 300.0),)
+    assert earlier(shelf, home, one, replace(rows[0], id="gj-first")) == Before(), "a first machine reads nothing"
+    shorter = replace(rows[1], id="gj-short")
+    with Series(home.series("a.1", shorter.id)) as series:
+        series.add(healthy(1))
+    short: Any = Shelf((one, (shorter,)), (two, mine))
+    assert earlier(short, home, two, now) == Before(), "one minute is no pace"
+
+
+def test_the_books_give_the_jobs_of_a_name_up_to_a_run(tmp_path: Path) -> None:
+    with Ward(tmp_path) as ward:
+        rental = ward.admit()
+        job = ward.job()
+        assert [each.id for each in ward.store.jobs_of_name(job.name, job.run)] == [job.id]
+        assert ward.store.jobs_of_name(job.name, job.run - 1) == ()
+        assert ward.store.jobs_of_name("nobody", 9) == ()
+        ward.minutes(rental, 3)
+        assert ward.loop.health._before == {rental.id: Before()}
+
+
 def test_a_rule_that_may_stop_writes_why_into_the_run(tmp_path: Path) -> None:
     with Ward(tmp_path) as ward:
         rental = ward.admit(alarms={"gpu_util_below": {"stop": True}})
@@ -142,6 +205,43 @@ def test_its_end_is_stalled_and_never_a_new_run() -> None:
     assert outcomes[0].detail == "stopped by an alarm: stalled: no step for 31m00s"
 
 
+MOVES = replace(cf.POLICY, move_on=frozenset({"stalled"}))
+
+
+def ended(n: int, **run: Any) -> Any:
+    """A run that the alarm stopped, closed and with its results home."""
+    at = cf.T0 + 500 * n
+    over = {"exit": Exit("run", 143, at, SignalWhy.STOP), "closed_at": at + 1, "results_at": at + 2}
+    return cf.assignment(n=n, stop="stalled: no step for 31m00s", **{**over, **run})
+
+
+def after(*runs: Any, policy: Any = MOVES, **facts: Any) -> list[str]:
+    row = cf.facts(cf.live(machine=cf.machine(runs={})), assignments=runs, **facts)
+    decision = reconcile.reconcile(row, policy)
+    releases = [a for a in decision.actions if isinstance(a, act.Release)]
+    outcomes = [str(a.reason) for a in decision.actions if isinstance(a, act.SetOutcome)]
+    return outcomes or [f"{a.reason}: {a.detail}" for a in releases]
+
+
+def test_a_stalled_run_goes_on_elsewhere_where_the_spec_says_so() -> None:
+    assert after(ended(1)) == ["bad-host: stopped by an alarm: stalled: no step for 31m00s"]
+    other = replace(ended(1), stop="gpu-util-below: GPU use 3 %")
+    assert after(other) == ["stalled"], "only the alarms that say so"
+    assert after(ended(1), policy=cf.POLICY) == ["stalled"]
+    left = replace(ended(1), exit=Exit("run", 0, cf.T0 + 500, SignalWhy.STOP))
+    assert after(left)[0].startswith("bad-host"), "a program that saves and leaves with 0 is not done"
+
+
+def test_it_moves_once_and_again_only_after_a_new_checkpoint() -> None:
+    first, second = ended(1), ended(2, committed_at=cf.T0 + 600)
+    assert after(first, second) == ["stalled"]
+    saved = cf.checkpoint(n=2, step=900)
+    assert after(first, second, checkpoints=(saved,))[0].startswith("bad-host")
+    earlier = cf.checkpoint(n=1, step=400)
+    resumed = ended(2, committed_at=cf.T0 + 600, resume_step=400, resume_hash=earlier.hash, seal=(earlier.hash,))
+    assert after(first, resumed, checkpoints=(earlier,)) == ["stalled"], "the second machine brought nothing new"
+
+
 def test_a_leg_that_an_alarm_stopped_leaves_its_machine_to_the_next_one() -> None:
     policy = replace(cf.POLICY, crew=Crew("sweep", 1, leg_s=1800.0))
     over = stopped(exit=Exit("run", 143, cf.T0 + 500, SignalWhy.STOP), closed_at=cf.T0 + 501, results_at=cf.T0 + 502)
@@ -166,6 +266,9 @@ def test_the_rules_of_a_spec() -> None:
     assert found["no-checkpoint"].count == 3.0
     assert found["leak"].off is True
     assert rules_of(from_document({"name": "a", "gpu": "A100", "run": "x"})) == {}
+    again = from_document({"name": "a", "gpu": "A100", "run": "x", "alarms": {"gpu_lost": {"relaunch": True}}})
+    assert rules_of(again)["gpu-lost"].stop is True
+    assert (moves_on(again), moves_on(spec)) == (frozenset({"gpu-lost"}), frozenset())
     assert isinstance(found["leak"], Rule)
 
 
