@@ -132,6 +132,13 @@ def push_resume(
     raise CheckpointError(f"{manifest.name} did not arrive on {target.where} as it was sent")
 
 
+def stored_as(files: object, name: str) -> list[StoredFile]:
+    """The agent's own list of a checkpoint's files, checked for sense."""
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise CheckpointError(f"the agent's manifest of {name} is malformed")
+    return _stored(files, name)
+
+
 def stored_there(conn: Agent, remote_path: str, name: str) -> list[StoredFile]:
     """The files of the checkpoint at `remote_path` as the machine has them now, hashed there."""
     return _stored(_look(conn, remote_path, name, with_hash=True), name)

@@ -162,11 +162,14 @@ class StoreSide:
                 for number, (ref, spans) in enumerate(zip(found.objects, found.by_object(), strict=True))
             ]  # fmt: skip
             state = self.transfer(
-                ask, run, f"resume-{manifest.id}", {"kind": "down", "root": remote, "items": items, "make": make},
-                again, tell,
+                ask, run, f"resume-{manifest.id}",
+                {"kind": "down", "root": remote, "items": items, "make": make, "list": manifest.name}, again, tell,
             )  # fmt: skip
             if state["state"] == "done":
-                there = checkpoints.stored_there(connection, f"{remote}/{manifest.name}", manifest.name)
+                if "files" in state:  # hashed on their way
+                    there = checkpoints.stored_as(state["files"], manifest.name)
+                else:  # by an agent that does not list what it brought
+                    there = checkpoints.stored_there(connection, f"{remote}/{manifest.name}", manifest.name)
                 if set(there) == set(manifest.files):
                     return
             elif "other bytes" not in str(state.get("error")):
@@ -189,6 +192,7 @@ class StoreSide:
                 spent = max(0.1, time.monotonic() - began)
                 tell(Progress(moved, int(state.get("total") or 0) or None, moved / spent))
             if time.monotonic() - at > STALL_S:
+                ask("transfer", task=run.task, n=run.n, id=name, stop=True)  # what it did is noted: a repeat goes on
                 raise WorkFailed(f"transfer {name} has not moved for {STALL_S / 60:.0f} minutes")
             time.sleep(max(0.0, asked + POLL_S - time.monotonic()))  # of an agent that does not wait by itself
             asked = time.monotonic()

@@ -48,6 +48,7 @@ MODULES = (
     "landing",
     "web",
     "fetch",
+    "arrival",
     "transfer",
     "stream",
     "door",

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.asks import admit, need, need_name, patience, wait_while_running
 from orchestrator.agent.events import record_event
-from orchestrator.agent.files import command_lock, note, read_json, replace, to_json
-from orchestrator.agent.landing import PARTIAL_FOLDER, entries_of, mark_of, read_seen
+from orchestrator.agent.files import command_lock, mark_of, note, read_json, replace, to_json
+from orchestrator.agent.landing import PARTIAL_FOLDER, entries_of, read_seen
 from orchestrator.agent.launch import own_argv
 from orchestrator.agent.layout import Refusal, control
 from orchestrator.agent.processes import machine_mark

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 from orchestrator.agent.layout import control
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# What was hashed on its way: absolute path -> the file's marks (`mark_of`), its SHA-256
+Noted = Dict[str, Tuple[List[int], str]]
 AGENT_LOG_LIMIT = 8 << 20  # bytes: something that fails twice a second must not fill the disk
 
 
@@ -119,6 +121,11 @@ def size_of(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+def mark_of(info: os.stat_result) -> list[int]:
+    """What changes when a file is written to: the change time cannot be set back by a program."""
+    return [info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
 def note(message: str) -> None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.asks import need, need_name, need_run
 from orchestrator.agent.container import image_of
+from orchestrator.agent.files import Noted, mark_of
 from orchestrator.agent.layout import HOME, Refusal
 from orchestrator.agent.machine import cpu_count, disk, memory, nvidia_smi, output_of
 from orchestrator.agent.runs import Run, all_runs, job_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
 
 HASHERS = 4
 HASHED_ASIDE = 1 << 20  # bytes: passing a smaller file to another thread costs more than its hash
@@ -75,12 +75,20 @@ def walk_files(top: str, skip: Callable[[str], bool] = lambda name: False) -> It
             yield {"path": os.path.relpath(problem.filename, top), "error": problem.strerror}
 
 
-def hashed_all(base: str, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries as `hashed` has them, without those that went away; large files on several cores at once."""
+def hashed_all(base: str, files: list[dict[str, Any]], noted: Noted | None = None) -> list[dict[str, Any]]:
+    """The entries as `hashed` has them, without those that went away; large files on several cores at once.
+
+    `noted`: hashes that were taken before, by absolute path; good as long as the file has the same marks.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     def read(entry: dict[str, Any]) -> dict[str, Any] | None:
-        return entry if "link" in entry else hashed(os.path.join(base, entry["path"]), entry)
+        path = os.path.join(base, entry["path"])
+        known = noted.get(path) if noted and "size" in entry else None
+        with contextlib.suppress(FileNotFoundError):
+            if known is not None and mark_of(os.lstat(path)) == known[0]:
+                return {**entry, "sha256": known[1]}
+        return entry if "link" in entry else hashed(path, entry)
 
     with ThreadPoolExecutor(max(1, min(HASHERS, cpu_count()))) as pool:
         large = {each["path"]: pool.submit(read, each) for each in files if each.get("size", 0) >= HASHED_ASIDE}

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.agent.asks import need
-from orchestrator.agent.files import note, read_text
+from orchestrator.agent.files import mark_of, note, read_text
 from orchestrator.agent.layout import Refusal
 from orchestrator.agent.machine import output_of
 
@@ -112,11 +112,6 @@ def read_seen(path: str) -> dict[str, list[int]]:
             continue
         seen[name] = times
     return seen
-
-
-def mark_of(info: os.stat_result) -> list[int]:
-    """What changes when a file is written to: the change time cannot be set back by a program."""
-    return [info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
 def look_at_file(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -87,8 +88,13 @@ def _request_digest(method: str, path: str, query: str, full: Mapping[str, str],
 
 
 def _signature(keys: Mapping[str, str], stamp: str, scope: str, digest: str) -> str:
-    secret = ("AWS4" + keys["secret"]).encode()
-    for part in scope.split("/"):
-        secret = hmac.new(secret, part.encode(), hashlib.sha256).digest()
     text = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, digest))
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(_signing_key(keys["secret"], scope), text.encode(), hashlib.sha256).hexdigest()
+
+
+@lru_cache(maxsize=8)  # the same for a day; results of 10,000 files are signed one by one
+def _signing_key(secret: str, scope: str) -> bytes:
+    key = ("AWS4" + secret).encode()
+    for part in scope.split("/"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key

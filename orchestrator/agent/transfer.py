@@ -2,8 +2,8 @@
 
 Rules
 - Each item is a URL and pieces of files; an item that is done is noted, so a repeat sends only the rest.
-- What comes down is compared with its hash before it counts; what goes up is hashed as it goes, for the comparison with
-  what the store holds.
+- What comes down is compared with its hash before it counts, and each file's hash is taken on its way; what goes up is
+  hashed as it goes, for the comparison with what the store holds.
 - A process of its own: the controller may sleep meanwhile. Its list of URLs is removed when it is done.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -22,17 +22,20 @@ import traceback
 from functools import partial
 from typing import Any
 
+from orchestrator.agent.arrival import Arrivals, Writer
 from orchestrator.agent.asks import admit, need, need_name, need_run, patience, wait_while_running
-from orchestrator.agent.files import command_lock, jot, note, read_json, read_text, replace, to_json
+from orchestrator.agent.files import command_lock, jot, note, read_json, read_text, replace, size_of, to_json
+from orchestrator.agent.inventory import hashed_all, walk_files
 from orchestrator.agent.launch import own_argv, spawn_detached, start_command
 from orchestrator.agent.layout import Refusal
 from orchestrator.agent.pieces import new_md5
-from orchestrator.agent.processes import wake_supervisor
+from orchestrator.agent.processes import look_at, send, wake_supervisor
 from orchestrator.agent.runs import Run
 from orchestrator.agent.wire import Wire, WireError
 
 BAD_TRIES = 3  # the network's fault is gone by then; a store that has other bytes will have them for ever
 LOCK_TRIES = 5
+STOP_S = 5.0
 WORKERS = 8  # of many small files each waits for the store's answer most of the time
 
 
@@ -53,7 +56,8 @@ def store_command(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def transfer_command(ask: dict[str, Any]) -> dict[str, Any]:
-    """Begin moving items, or say how it stands where the same id was begun; `again` forgets what was done.
+    """Begin moving items, or say how it stands where the same id was begun; `again` forgets what was done, `stop` ends
+    it. Other items than those under way end that process first: what it has done counts where the items are the same.
 
     `wait`: the answer may come that many seconds later, as soon as it has ended: one start of Python instead of many.
     """
@@ -64,19 +68,24 @@ def transfer_command(ask: dict[str, Any]) -> dict[str, Any]:
         admit(ask)
         os.makedirs(run.folder, mode=0o700, exist_ok=True)
         at = Move(run, name)
-        if "items" in ask:
+        if ask.get("stop"):
+            at.stop()
+            at.forget("json")
+            jot(at.path("state"), to_json({"state": "failed", "bytes": 0, "total": 0, "error": "stopped"}))
+        elif "items" in ask:
             if need(ask, "kind", str) not in ("up", "down"):
                 raise Refusal("invalid", "kind is up or down")
             need(ask, "root", str)
             need(ask, "items", list)
             if ask.get("again"):
-                for path in (at.path("done"), at.path("state")):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)
-            kept = {key: ask[key] for key in ("kind", "root", "items", "make", "rate") if key in ask}
-            replace(at.path("json"), to_json(kept))
-            jot(at.path("state"), to_json({"state": "running", "bytes": 0, "total": 0, "error": ""}))
-            child = spawn_move(run.key, name)
+                at.stop()
+                at.forget("done", "state")
+            kept = {key: ask[key] for key in ("kind", "root", "items", "make", "rate", "list") if key in ask}
+            if not at.alive() or read_json(at.path("json")) != kept:
+                at.stop()
+                replace(at.path("json"), to_json(kept))
+                jot(at.path("state"), to_json({"state": "running", "bytes": 0, "total": 0, "error": ""}))
+                child = spawn_move(run.key, name)
     state = wait_while_running(at.path("state"), wait, child)
     if state is None:
         raise Refusal("missing", "no transfer %s of %s" % (name, run.key))
@@ -87,6 +96,12 @@ def transfer_command(ask: dict[str, Any]) -> dict[str, Any]:
         if state["state"] == "running":
             spawn_move(run.key, name)
     return {"ok": True, **state}
+
+
+def mark_of_item(item: dict[str, Any]) -> list[Any]:
+    """What an item is beside its id: the same id may come again with other bytes."""
+    announced = item.get("sha256") or item.get("headers", {}).get("x-amz-checksum-sha256", "")
+    return [item["size"], announced]
 
 
 def spawn_move(key: str, name: str) -> subprocess.Popen[bytes]:
@@ -115,22 +130,38 @@ class Move:
             os.close(fd)
         return False
 
+    def stop(self) -> None:
+        """End the process that holds it, if one does."""
+        words = read_text(self.path("lock")).split()
+        if len(words) == 2 and self.alive():
+            until = time.monotonic() + STOP_S
+            while self.alive() and time.monotonic() < until:
+                send(int(words[0]), int(words[1]), signal.SIGKILL)  # what it had done is noted
+                time.sleep(0.01)
+
+    def forget(self, *kinds: str) -> None:
+        for kind in kinds:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(kind))
+
     def main(self, ask: dict[str, Any]) -> None:
         self.kind, self.root = ask["kind"], ask["root"]
         self.wire = Wire(float(ask.get("rate") or 0))
-        for entry in ask.get("make", ()):
-            self.make(entry)
+        make = ask.get("make", ())
+        self.arrivals = Arrivals({self.path_of(each["path"]): each["size"] for each in make if "link" not in each})
         items = {str(item["id"]): item for item in ask["items"]}
-        done = [json.loads(line) for line in read_text(self.path("done")).splitlines() if line.endswith("}")]
-        told = {str(entry["id"]): entry for entry in done}
+        told = self.done_before(items)
+        spans = (span for item in items.values() for span in item["spans"])
+        self.whole = {name for name, *at in spans if self.arrivals.is_whole(self.path_of(name), *at)}
+        for entry in make:
+            self.make(entry)
         self.state["total"] = sum(item["size"] for item in items.values())
-        for name in items:
-            if name in told:
-                self.state["items"][name] = told[name]
-                self.state["bytes"] += items[name]["size"]
         left: queue.Queue[dict[str, Any]] = queue.Queue()
         for name, item in items.items():
-            if name not in told:
+            if name in told:
+                self.count(item, told[name])
+                self.settle(item, told[name])
+            else:
                 left.put(item)
         errors: list[str] = []
         threads = [threading.Thread(target=self.work, args=(left, errors), daemon=True) for _ in range(WORKERS)]
@@ -138,9 +169,41 @@ class Move:
             thread.start()
         for thread in threads:
             thread.join()
+        if not errors and ask.get("list"):
+            self.state["files"] = self.listed(ask["list"])
         self.state["state"] = "failed" if errors else "done"
         self.state["error"] = errors[0] if errors else ""
         self.tell(force=True)
+
+    def done_before(self, items: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """What a process before this one has done of just these items, and is still there."""
+        found = {}
+        for line in read_text(self.path("done")).splitlines():
+            entry = json.loads(line) if line.endswith("}") else {}  # the last one may have been cut by a kill
+            item = items.get(str(entry.get("id")))
+            if item is not None and entry.get("of", mark_of_item(item)) == mark_of_item(item):
+                paths = [path for path, _, _ in self.spans(item)] if self.kind == "down" else []
+                if all(size_of(path) == self.arrivals.sizes.get(path) for path in paths):
+                    found[str(entry["id"])] = entry
+        return found
+
+    def count(self, item: dict[str, Any], entry: dict[str, Any]) -> None:
+        self.state["bytes"] += item["size"]
+        if self.kind == "up":
+            self.state["items"][str(item["id"])] = entry
+
+    def settle(self, item: dict[str, Any], entry: dict[str, Any]) -> None:
+        """An object that came down before: its files' hashes as far as they were noted."""
+        if self.kind == "down":
+            writer = Writer(self.arrivals, self.spans(item))
+            writer.noted = {path: (mark, digest) for path, mark, digest in entry.get("noted", ())}
+            writer.settle()
+
+    def listed(self, name: str) -> list[dict[str, Any]]:
+        """The files at `name` below the root as `manifest` tells them, read only where they were not on their way."""
+        top = self.path_of(name)
+        base = top if os.path.isdir(top) and not os.path.islink(top) else os.path.dirname(top)
+        return hashed_all(base, list(walk_files(top)) if os.path.lexists(top) else [], self.arrivals.noted)
 
     def work(self, left: queue.Queue[dict[str, Any]], errors: list[str]) -> None:
         while not errors:
@@ -155,27 +218,26 @@ class Move:
                 note("transfer %s: %s" % (self.name, errors[-1]))
                 break
             with self.lock:
-                self.state["items"][str(item["id"])] = entry
-                self.state["bytes"] += item["size"]
+                self.count(item, entry)
                 with open(self.path("done"), "ab") as file:
-                    file.write(to_json(entry) + b"\n")
+                    file.write(to_json({**entry, "of": mark_of_item(item)}) + b"\n")
             self.tell()
         self.wire.drop()
 
     def make(self, entry: dict[str, Any]) -> None:
-        """A link, or a file of its full size for the pieces to come."""
+        """A link, or a file of its full size for the pieces to come; one that comes whole is made by its writer."""
         path = self.path_of(entry["path"])
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         if "link" in entry:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             os.symlink(entry["link"], path)
-            return
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        try:
-            os.ftruncate(fd, entry["size"])
-        finally:
-            os.close(fd)
+        elif entry["path"] not in self.whole:
+            fd = self.arrivals.open(path, False)
+            try:
+                os.ftruncate(fd, entry["size"])
+            finally:
+                os.close(fd)
 
     def path_of(self, name: str) -> str:
         """Absolute; names were checked by the controller, and are checked again here."""
@@ -196,7 +258,7 @@ class Move:
 
     def fetch(self, item: dict[str, Any]) -> dict[str, Any]:
         """One object down into its pieces of files; other bytes than announced are trouble, and asked for again."""
-        writer = Writer(self.spans(item))
+        writer = Writer(self.arrivals, self.spans(item))
         try:
             self.wire.get(item["url"], {}, writer.take)
         finally:
@@ -205,7 +267,8 @@ class Move:
             item["bad"] = item.get("bad", 0) + 1
             kind = "trouble" if item["bad"] < BAD_TRIES else "refused"
             raise WireError(kind, 200, "", "it came with other bytes than announced")
-        return {"id": item["id"]}
+        writer.settle()
+        return {"id": item["id"], "noted": [[path, *noted] for path, noted in writer.noted.items()]}
 
     def tell(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -215,37 +278,6 @@ class Move:
             self.told = now
             shown = dict(self.state) if force else {**self.state, "items": {}}
             jot(self.path("state"), to_json({**shown, "resent": self.wire.resent}))
-
-
-class Writer:
-    """Bytes of one object into its pieces of files, one after another."""
-
-    def __init__(self, spans: list[tuple[str, int, int]]) -> None:
-        self.spans, self.sha256 = list(spans), hashlib.sha256()
-        self.fd, self.at, self.left = -1, 0, 0
-
-    def take(self, view: memoryview) -> None:
-        self.sha256.update(view)
-        while view:
-            if not self.left:
-                self.next()
-            count = os.pwrite(self.fd, view[: self.left], self.at)
-            self.at += count
-            self.left -= count
-            view = view[count:]
-
-    def next(self) -> None:
-        if not self.spans:
-            raise OSError("the object has more bytes than announced")
-        self.close()
-        path, self.at, self.left = self.spans.pop(0)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 def move(key: str, name: str) -> int:
@@ -260,6 +292,9 @@ def move(key: str, name: str) -> int:
             if not left:
                 return 0
             time.sleep(0.02)
+    me = look_at(os.getpid())
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d %d" % (os.getpid(), me.start if me else 0), 0)
     ask = read_json(at.path("json"))
     if ask is None:
         return 0
@@ -268,6 +303,5 @@ def move(key: str, name: str) -> int:
     except Exception as error:  # whoever waits must hear of it
         note(traceback.format_exc())
         jot(at.path("state"), to_json({"state": "failed", "error": "%s: %s" % (type(error).__name__, error)}))
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(at.path("json"))
+    at.forget("json")
     return 0

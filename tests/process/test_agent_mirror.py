@@ -3,6 +3,7 @@ controller believes nothing but what the store holds."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -301,6 +302,89 @@ def test_what_the_format_calls_the_best_is_kept_in_the_store(machine: Machine, s
     assert run.mirror.best(listed) == {listed.manifests[0].hash}
     run.mirror.prune(listed, 1, run.mirror.best(listed))
     assert run.steps() == [1, 3]
+
+
+def test_a_repeat_with_other_items_ends_the_one_under_way_and_stop_ends_it_for_good(
+    machine: Machine, s3_server: S3Server, fault_proxy: FaultProxy
+) -> None:
+    machine.do("prepare", job=JOB)
+    out = machine.job / "out" / "t0.1"
+    out.mkdir(parents=True)
+    (out / "a").write_bytes(b"a" * 1000)
+    through = s3_server.store(endpoint=fault_proxy.endpoint)
+
+    def item(key: str) -> dict[str, Any]:
+        return {"id": key, "url": through.presign_put(key, 900), "size": 1000, "spans": [["a", 0, 1000]]}
+
+    def ask(**more: Any) -> dict[str, Any]:
+        return machine.do("transfer", task="t0", n=1, id="results", **more)
+
+    fault_proxy.fault = lambda method, path, number: "hold" if "/old" in path else None
+    assert ask(kind="up", root=str(out), items=[item("again/old")], wait=1)["state"] == "running"
+    state = ask(kind="up", root=str(out), items=[item("again/new")], wait=9)
+    assert (state["state"], list(state["items"])) == ("done", ["again/new"])
+    assert s3_server.store().get("again/new") == b"a" * 1000
+    assert ask(kind="up", root=str(out), items=[item("again/old2")], wait=1)["state"] == "running"
+    assert ask(stop=True)["error"] == "stopped"
+    assert ask(wait=1)["state"] == "failed"
+    assert not transfers_of(machine)
+    assert not list((machine.control / "runs" / "t0.1").glob("transfer-*.json"))  # no URL is left
+
+
+def transfers_of(machine: Machine) -> list[int]:
+    words = {int(pid): words_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+    return [pid for pid, said in words.items() if b"\0_transfer\0" in said and str(machine.control).encode() in said]
+
+
+def words_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_comes_down_is_hashed_on_its_way_and_read_where_it_changed_since(
+    machine: Machine, s3_server: S3Server, tmp_path: Path
+) -> None:
+    store = s3_server.store()
+    pieces = {"big": os.urandom(3 * MB), "one": os.urandom(MB), "small/a": b"a" * 100, "small/b": b"b" * 200}
+    big = pieces["big"]
+    objects = {
+        "o1": (big[:MB], [["top/big", 0, MB]]),
+        "o2": (big[MB:], [["top/big", MB, 2 * MB]]),
+        "o3": (pieces["one"], [["top/one", 0, MB]]),
+        "o4": (pieces["small/a"] + pieces["small/b"], [["top/small/a", 0, 100], ["top/small/b", 0, 200]]),
+    }
+    for key, (data, _) in objects.items():
+        store.put(f"onway/{key}", data)
+    root = tmp_path / "down"
+    (root / "top").mkdir(parents=True)
+    (root / "top" / "one").write_bytes(b"x" * (2 * MB))  # longer, of an earlier try
+    wanted: dict[str, Any] = {
+        "kind": "down", "root": str(root), "list": "top",
+        "make": [{"path": f"top/{name}", "size": len(data)} for name, data in pieces.items()]
+        + [{"path": "top/none", "size": 0}, {"path": "top/link", "link": "one"}],
+        "items": [
+            {"id": key, "url": store.presign_get(f"onway/{key}", 900), "size": len(data), "spans": spans,
+             "sha256": hashlib.sha256(data).hexdigest()}
+            for key, (data, spans) in objects.items()
+        ],
+    }  # fmt: skip
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in {**pieces, "none": b""}.items()}
+
+    def brought() -> dict[str, str]:
+        state = machine.do("transfer", task="t0", n=2, id="down", wait=9, **wanted)
+        assert state["state"] == "done", state
+        assert {"path": "link", "link": "one"} in state["files"]
+        return {each["path"]: each["sha256"] for each in state["files"] if "link" not in each}
+
+    assert brought() == sums
+    assert {path.name: path.read_bytes() for path in (root / "top").iterdir() if path.name in pieces} == {
+        name: data for name, data in pieces.items() if "/" not in name
+    }
+    (root / "top" / "one").write_bytes(b"y" * MB)  # of the same size, after it came: its hash on the way is no proof
+    (root / "top" / "small" / "a").unlink()
+    assert brought() == {**sums, "one": hashlib.sha256(b"y" * MB).hexdigest()}
 
 
 def test_the_next_run_fetches_it_from_the_store_and_never_an_altered_one(
