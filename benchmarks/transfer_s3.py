@@ -36,7 +36,7 @@ from orchestrator.objects.layout import Layout  # noqa: E402
 from orchestrator.objects.places import Place  # noqa: E402
 from orchestrator.objects.settings import Location  # noqa: E402
 from orchestrator.store_results import RemoteItem, upload  # noqa: E402
-from orchestrator.store_side import GET_S, StoreSide  # noqa: E402
+from orchestrator.store_side import GET_S, LISTEN_S, StoreSide  # noqa: E402
 
 MIB = 1 << 20
 LITTLE = 4096  # bytes of one of many files
@@ -117,8 +117,7 @@ def ours_up(desk: Desk, out: Path, n: int) -> None:
 
 
 def ours_down(desk: Desk, prefix: str, source: Path, dest: Path, n: int) -> None:
-    """As a resume: URLs signed, fetched, every file's hash compared on the machine."""
-
+    """As a resume: URLs signed, fetched, every file's hash compared with what the machine says."""
     rows = [
         (path.relative_to(source).as_posix(), path.read_bytes()) for path in sorted(source.rglob("*")) if path.is_file()
     ]
@@ -137,12 +136,34 @@ def ours_down(desk: Desk, prefix: str, source: Path, dest: Path, n: int) -> None
     began = time.monotonic()
     state = desk.side.transfer(
         desk.ask, desk.context(n).assignment, f"down-{n}",
-        {"kind": "down", "root": str(dest), "items": items, "make": make}, False, lambda _: None,
+        {"kind": "down", "root": str(dest), "items": items, "make": make, "list": "."}, False, lambda _: None,
     )  # fmt: skip
     assert state["state"] == "done", state
-    found = desk.machine.do("manifest", path=str(dest), hash=True, pattern="")["files"]
-    assert {each["path"]: each["sha256"] for each in found} == sums
+    assert {each["path"]: each["sha256"] for each in state["files"]} == sums
     desk.took = time.monotonic() - began  # type: ignore[attr-defined]
+
+
+def data_in(desk: Desk, prefix: str, source: Path, dest: Path, n: int) -> float:
+    """As data from a bucket: addresses signed, fetched by the machine, every file looked at there. Seconds."""
+    sizes = {path.relative_to(source).as_posix(): path.stat().st_size for path in sorted(source.rglob("*"))}
+    listed = desk.machine.job / "manifests" / f"bench{n}"
+    listed.write_text("".join(json.dumps({"path": name, "size": size}) + "\n" for name, size in sizes.items()))
+    os.sync()
+    began = time.monotonic()
+    with Path(f"{listed}.urls").open("w") as urls:
+        for name in sizes:
+            url = desk.store.presign_get(f"{prefix}/{name}", GET_S)
+            urls.write(json.dumps({"path": name, "url": url}) + "\n")
+    place = {"manifest": str(listed), "dest": str(dest), "single": False}
+    dest.mkdir()
+    state = desk.machine.do("fetch", id=f"bench{n}", job=JOB, urls=f"{listed}.urls", base="", headers={}, **place)
+    while state["state"] == "running":
+        state = desk.machine.do("fetched", id=f"bench{n}", wait=LISTEN_S)
+    assert state["state"] == "done", state
+    seen = desk.machine.do("landed", path=str(dest), manifest=str(listed), single=False, ours=True)
+    assert seen["done"], seen
+    assert not seen["faults"], seen
+    return time.monotonic() - began
 
 
 def copies(desk: Desk, label: str, source: Path, n: int) -> dict[str, Any]:
@@ -158,6 +179,9 @@ def copies(desk: Desk, label: str, source: Path, n: int) -> dict[str, Any]:
     ours_down(desk, f"s5cmd{n}", source, dest, n)
     figures["ours_down_s"] = desk.took  # type: ignore[attr-defined]
     shutil.rmtree(dest)
+    figures["ours_data_s"] = data_in(desk, f"s5cmd{n}", source, dest, n)
+    shutil.rmtree(dest)
+    figures["data_ratio"] = min(figures["s5cmd_down_s"], figures["rclone_down_s"]) / figures["ours_data_s"]
     for way in ("up", "down"):
         best = min(figures[f"s5cmd_{way}_s"], figures[f"rclone_{way}_s"])
         figures[f"{way}_ratio"] = best / figures[f"ours_{way}_s"]
@@ -172,6 +196,28 @@ def on_cores(pids: list[int], cores: set[int]) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(int(task), cores)
     yield
+
+
+def by_process() -> dict[int, tuple[str, int, float]]:
+    """Of every process of the host: name, the core it was on last, CPU seconds so far."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            words = rest.split()
+            found[int(pid)] = (head.partition("(")[2], int(words[36]), (int(words[11]) + int(words[12])) / 100)
+    return found
+
+
+def others_on(core: int, before: dict[int, tuple[str, int, float]], job: int) -> list[str]:
+    """What else than the job was on its core since `before`, by CPU seconds."""
+    spent = {
+        pid: (name, seconds - before.get(pid, ("", 0, 0.0))[2])
+        for pid, (name, at, seconds) in by_process().items()
+        if at == core and pid != job
+    }
+    most = sorted(spent.values(), key=lambda each: -each[1])[:4]
+    return [f"{name} {seconds:.1f} s" for name, seconds in most if seconds >= 0.1]
 
 
 BUSY = """
@@ -238,12 +284,14 @@ def mirroring(desk: Desk, mib: int) -> dict[str, Any]:
         before, before_cpu = counted(busy(job_core, JOB_S))
         mirror = mirror_of(desk, 1)
         save(desk, 1, mib)
-        began = time.monotonic()
+        began, there = time.monotonic(), by_process()
         job = busy(job_core, JOB_S)
-        durable = 0.0
+        durable, beside = 0.0, []
         while not durable:
             if told(desk, 1).get("done") and mirror.listing().manifests:
                 durable = time.monotonic() - began
+            if not beside and job.poll() is not None:
+                beside = others_on(job_core, there, job.pid)
             time.sleep(1.0)  # a look starts a Python on the core that sends, and the loop does not look more often
         during, during_cpu = counted(job)
         after, after_cpu = counted(busy(job_core, JOB_S))
@@ -252,6 +300,7 @@ def mirroring(desk: Desk, mib: int) -> dict[str, Any]:
     os.sched_setaffinity(0, set(cores))
     return {
         "what": f"mirroring {mib} MiB", "durable_s": durable,
+        "others_on_the_jobs_core": beside,
         "slower_wall": 1 - during / ((before + after) / 2), "slower_per_cpu_second": 1 - (during / during_cpu) / per_s,
     }  # fmt: skip
 

@@ -39,6 +39,8 @@ CHECK_S = 90.0  # one slice of a check takes 20 s, and a listing of 100,000 file
 LASTING = frozenset({"lfs-pointer", "dangling-link", "wrong-owner", "wrong-mode", "not-a-file", "extra"})
 FETCHED = frozenset({"https", "hf", "s3"})  # kinds that the machine brings itself
 HUB_TOKEN = "HF_TOKEN"
+SMALL_FILE = 1 << 20  # bytes; of a set whose files are smaller in the mean each connection mostly waits
+PARALLEL_SMALL = 32  # files at one time then
 SHOWN = 5
 
 Ask = Callable[..., dict[str, Any]]  # the agent's command by its name, with epoch and nonce
@@ -241,6 +243,8 @@ class _Fetching:
             given["headers"] = {"Authorization": f"Bearer {token}"} if token else {}
         if manifest.kind == "s3":
             given["urls"] = self._send_addresses(each)
+        if manifest.bytes < SMALL_FILE * manifest.count:
+            given["parallel"] = PARALLEL_SMALL
         self.ask(
             "fetch", id=ident, job=self.job.id, manifest=each.listed, dest=each.dest, single=manifest.single, **given
         )

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -269,19 +269,6 @@ class Machines(StoreMachines):
         if brought.failed:
             raise WorkFailed(brought.failed[0][1], data=done)
         return done
-
-    def _thinner(self, context: Context) -> Callable[[list[dict[str, Any]]], Mapping[str, Any]]:
-        """Asks the machine to remove checkpoints; that it does not is no reason to doubt what is durable here."""
-        rental, run = context.the_rental(), context.the_run()
-
-        def ask(names: list[dict[str, Any]]) -> Mapping[str, Any]:
-            try:
-                return self._ask(rental, "thin", task=run.task, n=run.n, names=names)
-            except SshError as error:
-                log.warning("disk not thinned", job=context.job.id, run=run.key, why=str(error))
-                return {}
-
-        return ask
 
     def _record_once(self, context: Context, connection: ssh.Connection) -> dict[str, Any] | None:
         """What the run has, the first time that something of it comes home: a run that is lost later has said it."""

@@ -59,7 +59,7 @@ def thin(
         return []
     answer = ask([{"name": c.name, "bytes": c.bytes, "mtime": c.mtime} for c in old])
     removed = ", ".join(str(name)[:80] for name in answer.get("removed", ()))
-    return [f"the machine's disk runs short: {removed} removed there, newer ones are durable here"] if removed else []
+    return [f"the machine's disk runs short: {removed} removed there, newer ones are durable"] if removed else []
 
 
 def thinnable(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from jobspecs.rules import is_remote
 from orchestrator.connections import CALL_S, Connections
@@ -18,13 +20,14 @@ from orchestrator.execute import Context, WorkFailed
 from orchestrator.inherit import as_inherited, inherit
 from orchestrator.lineage import passed_over, resume_choice
 from orchestrator.mirror import listing, manifest_path, parts_of, to_bytes
-from orchestrator.model import CheckpointRow, Job
+from orchestrator.model import AgentCheckpoint, CheckpointRow, Job
 from orchestrator.objects.checkpoints import StoreMirror, fetch
 from orchestrator.objects.errors import StoreError
 from orchestrator.objects.layout import Layout, filled
 from orchestrator.objects.places import Places
 from orchestrator.objects.settings import same_bucket
-from orchestrator.ssh_errors import AgentRefused
+from orchestrator.retention import thin
+from orchestrator.ssh_errors import AgentRefused, SshError
 from orchestrator.ssh_files import write_private
 from orchestrator.store_results import RemoteItem, Uploaded, upload
 from orchestrator.store_side import StoreSide, left_of, old_agent
@@ -32,8 +35,11 @@ from orchestrator.transfers import Teller
 
 if TYPE_CHECKING:
     from orchestrator.mirror import Manifest
+    from orchestrator.objects.manifests import StoredCheckpoint
     from orchestrator.ssh import Connection
 
+
+log = structlog.get_logger()
 
 RUN_RECORD = "gpujob-run.json"  # what the run had and was, beside its results
 TAKEN_OVER = "inherit-{}.json"  # in the job's folder: what is still to be taken over from an earlier job's mirror
@@ -110,12 +116,35 @@ class StoreMachines(Connections):
             "rows": [self._row(each.manifest) for each in mine],
             "pruned": [self._row(manifest) for manifest in pruned],
             "mirrored": {(run.key, *mark) for mark in earlier if mark not in waiting},
-            "words": words,
+            "words": [*words, *self._thin_durable(context, told, mine, mirror.best(listed), keep)],
             "rate": None,
         }
         if waiting and told.get("error"):
             raise WorkFailed(f"the machine cannot mirror to {mirror.layout.mirror.url}: {told['error']}", data=done)
         return done
+
+    def _thin_durable(
+        self, context: Context, told: Mapping[str, Any], mine: list[StoredCheckpoint], best: frozenset[str], keep: int
+    ) -> list[str]:
+        """Where the machine's disk runs short, what newer ones in the store have made dispensable goes there."""
+        complete = [AgentCheckpoint(c["name"], c["step"], c["bytes"], True, c["mtime"]) for c in told["complete"]]
+        complete.sort(key=lambda c: (c.step, c.mtime))
+        durable = [each.manifest for each in mine]
+        spared = frozenset(manifest.name for manifest in durable if manifest.hash in best)
+        return thin(self._thinner(context), told, complete, durable, keep, spared)
+
+    def _thinner(self, context: Context) -> Callable[[list[dict[str, Any]]], Mapping[str, Any]]:
+        """Asks the machine to remove checkpoints; that it does not is no reason to doubt what is durable here."""
+        rental, run = context.the_rental(), context.the_run()
+
+        def ask(names: list[dict[str, Any]]) -> Mapping[str, Any]:
+            try:
+                return self._ask(rental, "thin", task=run.task, n=run.n, names=names)
+            except SshError as error:
+                log.warning("disk not thinned", job=context.job.id, run=run.key, why=str(error))
+                return {}
+
+        return ask
 
     def _upload_results(
         self, context: Context, connection: Connection, items: tuple[RemoteItem, ...], out: str, success: bool

@@ -118,7 +118,12 @@ class StoreSide:
                 )
             complete = [c for c in seen.get("checkpoints", ()) if c.get("complete")]
             if not left_of(complete, told, context) or told.get("error") or time.monotonic() >= until:
-                return {**told, "complete": complete, "dead": seen.get("dead") is True}, given
+                return {
+                    **told,
+                    "complete": complete,
+                    "disk": status.get("disk"),
+                    "dead": seen.get("dead") is True,
+                }, given
             time.sleep(POLL_S)
 
     def _needs_access(self, told: dict[str, Any], context: Context, mirror: StoreMirror) -> bool:

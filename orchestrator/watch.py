@@ -49,6 +49,7 @@ SILENCE_S = 9.0  # four beats missed: the line is dead or swallowed (the bar is 
 CONNECT_S = 8.0  # time for one attempt to connect and log in
 RETRY_FIRST_S = 0.2  # a fresh machine answers within its first second or two
 RETRY_MAX_S = 10.0
+WRITERS_OPEN = 24  # log files of one machine at one time: four runs with all their logs
 UNHEARD_MAX = 1000  # names of runs that a machine may make us remember
 SAMPLE_KEPT_S = 45.0  # among the events; all of them are in the series, which grows no further
 ATTEMPT_MAX_S = 60.0  # no attempt takes longer with its pause: what is above is time in which we were stopped
@@ -91,7 +92,8 @@ class MachineWatch:
         self._stop = threading.Event()
         self._reached = False
         self._since: float | None = None  # awake time of the last report; the pause after it counts as well
-        self._writers: dict[str, LogWriter] = {}
+        self._writers: dict[str, LogWriter] = {}  # in the order of their last use
+        self._writing = threading.Lock()  # a worker thread flushes, this one opens and closes
         self._runs: frozenset[str] = frozenset()
         self._unheard: set[str] = set()  # runs that told a log before they were admitted
         self._recorder = Recorder(home.series(job, rental), clock.utc, lambda point: post(PointSeen(rental, point)))
@@ -141,9 +143,10 @@ class MachineWatch:
 
     def flush(self, run: str) -> None:
         """A run has ended: write what the log writers hold back."""
-        for key, writer in list(self._writers.items()):
-            if key.startswith(f"{run}/"):
-                writer.finish()
+        with self._writing:
+            for key, writer in self._writers.items():
+                if key.startswith(f"{run}/"):
+                    writer.finish()
 
     def received(self, run: str, stage: str) -> int:
         """Bytes of one stage's log that are stored here or held for a moment to mask a secret."""
@@ -256,10 +259,21 @@ class MachineWatch:
 
     def _writer(self, run: str, stage: str) -> LogWriter:
         key = f"{run}/{stage}"
-        if key not in self._writers:
-            task, _, n = run.rpartition(".")
-            self._writers[key] = LogWriter(self._home.log(self._job, task, int(n), stage), self._secrets)
-        return self._writers[key]
+        with self._writing:
+            writer = self._writers.pop(key, None)
+            if writer is None:
+                self._close_idle()
+                task, _, n = run.rpartition(".")
+                writer = LogWriter(self._home.log(self._job, task, int(n), stage), self._secrets)
+            self._writers[key] = writer  # the last one is the one used last
+        return writer
+
+    def _close_idle(self) -> None:
+        """A worker has hundreds of runs one after another: the files of those that are over are closed. One that still
+        holds bytes back is not; a log that goes on after all is opened again at its end."""
+        idle = [key for key, writer in self._writers.items() if writer.received == writer.cursor]
+        for key in idle[: max(0, len(self._writers) - WRITERS_OPEN + 1)]:
+            self._writers.pop(key).close()
 
     def _event(self, line: Mapping[str, Any]) -> None:
         event, after = _mapping(line.get("event")), line.get("next")
@@ -299,7 +313,7 @@ class MachineWatch:
     def _log_cursors(self) -> dict[str, int]:
         """Sizes of the stored logs of this job: what the machine need not send again."""
         cursors: dict[str, int] = {}
-        for writer_key, writer in self._writers.items():
+        for writer_key, writer in list(self._writers.items()):
             cursors[writer_key] = writer.cursor
         for path in (self._home.job(self._job) / "logs").glob("*/*.log"):
             key = f"{path.parent.name}/{path.stem}"

@@ -37,6 +37,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.deadman = DeadMan()
         self.done: set[str] = set()
+        self.runs: dict[str, Run] = {}
         self.scans: dict[str, tuple[CheckpointScan, float]] = {}  # and the boottime of the next look
         self.known: dict[str, list[dict[str, Any]]] = {}
         self.launches: dict[str, tuple[int, float]] = {}  # times, boottime of the last
@@ -56,7 +57,8 @@ class Supervisor:
         record_event("agent", pid=os.getpid(), version=own_version(), protocol=PROTOCOL)
         sampler = Sampler()
         while not self.stopping:
-            runs = all_runs()
+            self.runs = {run.key: self.runs.get(run.key, run) for run in all_runs()}  # which keep their orders
+            runs = list(self.runs.values())
             live = [run for run in runs if run.key not in self.done]
             for run in live:
                 self.try_duty(self.tend, run)
@@ -123,7 +125,7 @@ class Supervisor:
 
     def keep_mirroring(self, run: Run) -> None:
         """Where the run has an access to a store, its mirror runs: also after its end, for what it saved last."""
-        if run.order is None or run.closed or not os.path.exists(run.path("store.json")):
+        if not os.path.exists(run.path("store.json")) or run.closed or run.order is None:
             return
         process, due = self.mirrors.get(run.key, (None, 0.0))
         if process is not None and process.poll() is None:

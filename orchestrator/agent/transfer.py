@@ -36,7 +36,9 @@ from orchestrator.agent.wire import Wire, WireError
 BAD_TRIES = 3  # the network's fault is gone by then; a store that has other bytes will have them for ever
 LOCK_TRIES = 5
 STOP_S = 5.0
-WORKERS = 8  # of many small files each waits for the store's answer most of the time
+WORKERS = 8
+WORKERS_OF_SMALL = 32  # each of them waits for the store's answer most of the time
+SMALL_ITEM = 1 << 20  # bytes; the mean of the items
 
 
 def store_command(ask: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +166,9 @@ class Move:
             else:
                 left.put(item)
         errors: list[str] = []
-        threads = [threading.Thread(target=self.work, args=(left, errors), daemon=True) for _ in range(WORKERS)]
+        workers = WORKERS if self.state["total"] > SMALL_ITEM * len(items) else WORKERS_OF_SMALL
+        workers = min(workers, left.qsize())
+        threads = [threading.Thread(target=self.work, args=(left, errors), daemon=True) for _ in range(workers)]
         for thread in threads:
             thread.start()
         for thread in threads:

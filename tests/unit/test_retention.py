@@ -51,5 +51,5 @@ def test_a_disk_with_room_is_left_alone() -> None:
         assert thin(ask, {"disk": disk}, there, durable, 2, frozenset()) == []  # type: ignore[arg-type]
     assert asked == []
     words = thin(ask, {"disk": {"free": 19}}, there, durable, 2, frozenset())  # type: ignore[arg-type]
-    assert words == ["the machine's disk runs short: step_1 removed there, newer ones are durable here"]
+    assert words == ["the machine's disk runs short: step_1 removed there, newer ones are durable"]
     assert asked == [[{"name": "step_1", "bytes": 10, "mtime": 1.0}]]

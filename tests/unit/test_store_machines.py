@@ -45,6 +45,35 @@ def test_results_have_a_second_home(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(error) in sent.words[0]
 
 
+def test_what_a_store_holds_is_removed_from_a_machine_whose_disk_runs_short(tmp_path: Path) -> None:
+    bucket = Bucket(StoreSettings("lab", "s3://lab", "http://store", "us-east-1"))
+    for step in (10, 20, 30):
+        bucket.add("new", step)
+    mine = list(bucket.mirror("new").listing().checkpoints)
+    complete = [
+        {"name": f"step_{step}.pt", "step": step, "bytes": size, "mtime": 1.5}
+        for step, size in ((5, 9), (10, 10), (20, 10), (30, 10), (40, 10))
+    ]
+    machines = StoreMachines(Home(tmp_path / "s", tmp_path / "c"), FakeClock(), lambda message: None, 1)
+    asked: list[Any] = []
+
+    def ask(rental: Any, command: str, **payload: Any) -> dict[str, Any]:
+        asked.append((command, [each["name"] for each in payload["names"]]))
+        return {"removed": [each["name"] for each in payload["names"]]}
+
+    machines._ask = ask  # type: ignore[method-assign, assignment]
+    context: Any = Context(None, None, None, SimpleNamespace(id="r1"), SimpleNamespace(task="t0", n=1, key="t0.1"))  # type: ignore[arg-type]
+    roomy = {"complete": complete, "disk": {"free": 1000}}
+    assert machines._thin_durable(context, roomy, mine, frozenset(), 2) == []
+    short = {"complete": complete, "disk": {"free": 15}}
+    assert machines._thin_durable(context, short, mine[2:], frozenset(), 2) == []  # only one of two is durable
+    assert asked == []
+    best = frozenset({mine[0].manifest.hash})
+    (words,) = machines._thin_durable(context, short, mine, best, 2)
+    assert asked == [("thin", ["step_5.pt"])]  # 20 and 30 are in the store; 10 is the best one, 40 the newest
+    assert "newer ones are durable" in words
+
+
 class Parts:
     """Counts the uploads in parts that are open."""
 

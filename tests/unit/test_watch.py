@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -299,3 +300,21 @@ def test_metrics_tell_the_step_and_the_throughput(bench: Bench) -> None:
 )
 def test_the_last_json_line_of_metrics(text: str, found: Metrics | None) -> None:
     assert metrics(text) == found
+
+
+def test_the_logs_of_runs_that_are_over_are_not_kept_open(bench: Bench) -> None:
+    """A worker of a sweep has hundreds of runs one after another."""
+    found = MachineWatch("gj-abcdef-1", "train-1-aaaa", "n0nce", bench.home, bench.clock, bench.heard.put)
+    runs = [f"leg{number}.1" for number in range(60)]
+    found.admit(frozenset(runs))
+    for run in runs:
+        found._line(log_line(b"one\n", run=run))
+        found.flush(run)
+    logs = str(bench.home.job("train-1-aaaa"))
+    links = [path for fd in Path("/proc/self/fd").iterdir() if (path := os.path.realpath(fd)).startswith(logs)]
+    assert 0 < len(links) <= watch.WRITERS_OPEN
+    found._line(log_line(b"ne\nlate\n", offset=1, run=runs[0]))
+    assert bench.home.log("train-1-aaaa", "leg0", 1, "run").read_bytes() == b"one\nlate\n"
+    assert (found.received(runs[0], "run"), found.received(runs[5], "run")) == (9, 4)
+    for writer in found._writers.values():
+        writer.close()
