@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Ran", "Target", "connect", "new_key", "one_off", "prepare", "stop_sharing"]
 
 MARKER = "gpujob-answer-begins"
-AGENT = f"python3 -c {shlex.quote(LAUNCHER)} ~/.gpujob"
+AGENT = f"python3 -I -c {shlex.quote(LAUNCHER)} ~/.gpujob"
 LINE_MAX = 128 * 1024  # twice the protocol's own bound
 OUTPUT_MAX = 64 * 1024 * 1024  # a manifest of 300,000 files; more is an attack or a mistake
 KEEPALIVE_S = 10

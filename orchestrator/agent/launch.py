@@ -52,7 +52,7 @@ def start_in_tmux(run: Run, argv: list[str]) -> bool:
 
 def own_argv(*words: str) -> list[str]:
     """The command line of a process of our own."""
-    return [sys.executable or "python3", "-c", LAUNCHER, CONTROL, *words]
+    return [sys.executable or "python3", "-I", "-c", LAUNCHER, CONTROL, *words]
 
 
 def spawn_detached(argv: list[str]) -> subprocess.Popen[bytes]:

@@ -27,7 +27,8 @@ CONTROL = os.path.dirname(os.path.abspath(__file__))  # ~/.gpujob, where this fi
 HOME = os.path.dirname(CONTROL)
 
 # How the agent is started: by import, which Python keeps compiled, since a script is compiled at each start and that
-# takes longer than most commands do. The word after it is the control folder.
+# takes longer than most commands do. The word after it is the control folder. With
+# `-I`, or a `json.py` in the login's folder would be imported for Python's own, and its environment could do as much.
 LAUNCHER = "import sys; sys.path.insert(0, sys.argv[1]); import agent; sys.exit(agent.main(sys.argv[1:]))"
 
 

@@ -284,6 +284,15 @@ def test_a_port_that_says_nothing_or_hangs_up_is_unreachable(tmp_path: Path) -> 
     assert caught.value.reason == "refused"
 
 
+def test_nothing_of_the_logins_folder_is_imported_for_pythons_own(sshd: Sshd, conn: ssh.Connection) -> None:
+    hostile = sshd.home / "json.py"
+    hostile.write_text("raise SystemExit('of the user')\n")
+    try:
+        assert conn.agent("echo", {"x": 1}) == {"ok": True, "asked": {"x": 1}}
+    finally:
+        hostile.unlink()
+
+
 def test_the_agent_is_pushed_whole_and_once(sshd: Sshd, conn: ssh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     import orchestrator.agent
 
