@@ -15,7 +15,12 @@ from jobspecs.schema import JobSpec
 
 _ANY = ("setup", "smoke", "run")
 _INSTALL = r"(?:pip3?|uv pip|python3?\s+-m\s+pip)\s+install\s+"
-_MIRROR = r"(?:-i|--index-url|--extra-index-url)[= ]+\S*(?:tuna|aliyun|tencent|ustc|douban|huaweicloud|mirror)"
+_MIRRORS = r"\S*(?:tuna|aliyun|tencent|ustc|douban|huaweicloud|mirror)"
+_MIRROR = r"(?:-i|--index-url|--extra-index-url)[= ]+" + _MIRRORS
+_MIRROR_SET = r"(?:(?:PIP_INDEX_URL|UV_INDEX_URL|UV_DEFAULT_INDEX)=|global\.index-url[= ]+)[\"']?" + _MIRRORS
+_REST = r"(?:[^\n]|(?<=\\)\n)*"  # of a command, with the lines in which it goes on
+_FROM_FILE = r"(?:-r\b|--requirement|-e\b|@|\.whl|\s\.)"
+_START = r"(?:^|[;&|]\s*|\bsudo\s+(?:-\w+\s+)*)"  # of a command
 
 
 def _always(_: JobSpec) -> bool:
@@ -24,6 +29,10 @@ def _always(_: JobSpec) -> bool:
 
 def _on_spot(spec: JobSpec) -> bool:
     return spec.spot_allowed
+
+
+def _several(spec: JobSpec) -> bool:
+    return any(choice.count > 1 for choice in spec.gpu.choices)
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,8 @@ _PATTERNS = (
         "detaches itself, so the job looks finished at once", "run it in the foreground; gpujob keeps it in tmux",
     ),
     _Pattern(
-        ("run",), r"[^&>|]&\s*$(?![\s\S]*\bwait\b)",
+        ("run",),
+        r"^(?!.*\b(?:nohup|setsid)\b).*[^&>|]&[ \t]*(?:\n\s*(?:sleep|echo|disown)\b[^\n]*|\n\s*)*\Z",
         "ends with a command in the background, so the job looks finished at once", "leave the & out, or add wait",
     ),
     _Pattern(
@@ -67,23 +77,55 @@ _PATTERNS = (
         "leave `set +o pipefail` out; gpujob sets pipefail for every script",
     ),
     _Pattern(
-        _ANY, _INSTALL + r"[^\n]*" + _MIRROR + r"[^\n]*\btorch|" + _INSTALL + r"[^\n]*\btorch\b[^\n]*" + _MIRROR,
+        _ANY, r"\b(?:ba|da|z)?sh\s+(?!.*pipefail)(?:-\w+\s+)*-\w*c\s+[\"'][^\n]*\|\s*tee\b",
+        "starts a shell of its own, in which `| tee` hides the exit code of a program that failed",
+        "bash -o pipefail -c, or leave the inner shell out",
+    ),
+    _Pattern(
+        ("run",), r"\|\|\s*(?:true|:)\s*\Z",
+        "hides the exit code of a program that failed, so the job would be done",
+        "leave `|| true` out at the end; artifacts come home after failures as well",
+    ),
+    _Pattern(
+        _ANY, _START + r"(?:/\S*/)?(?:shutdown|poweroff|halt)\b",
+        "shuts the machine down, which looks like a lost machine and often goes on billing",
+        "leave it out; gpujob gives the machine back as soon as run ends",
+    ),
+    _Pattern(
+        ("smoke", "run"), r"\brm\s+-\w*[rf]\w*\s+[^\n;&|]*\$\{?GPUJOB_(?:CKPT|OUT|DATA)\b",
+        "removes what an earlier attempt saved, in every attempt", "leave it out; a new job begins with empty folders",
+    ),
+    _Pattern(
+        ("smoke", "run"), r"\bCUDA_VISIBLE_DEVICES=[\"']?\d+[\"']?(?![\d,\"'])",
+        "shows the program one card of several that are paid for", "leave it out, or ask for one GPU", _several,
+    ),
+    _Pattern(
+        _ANY,
+        _INSTALL + r"[^\n]*" + _MIRROR + r"[^\n]*\btorch|" + _INSTALL + r"[^\n]*\btorch\b[^\n]*" + _MIRROR
+        + "|" + _MIRROR_SET + r"[\s\S]*?" + _INSTALL + r"(?![^\n]*--index-url)[^\n]*\btorch\b",
         "takes torch from a mirror, and many mirrors give the CPU build without a word",
         "take torch from its own index (--index-url .../cu121), the rest from the mirror",
     ),
     _Pattern(
-        ("setup", "run"), _INSTALL + r"(?!.*(==|-r\b|--requirement|-e\b|@|\.whl|\s\.))(?=.*\btorch\b)[^\n]*",
+        ("setup", "run"),
+        _INSTALL + r"(?!" + _REST + _FROM_FILE + r")(?:" + _REST + r"[\s\"'])?torch(?:\[\w+\])?(?![\w=~@.-])" + _REST
+        + r"|\b(?:conda|mamba|micromamba)\s+install\s(?:" + _REST + r"(?<!-c)(?<!--channel)\s)?pytorch(?![\w=-])"
+        + _REST,
         "installs whatever version of torch is newest on that day, for whatever CUDA that one wants",
         "pin it with its index (torch==2.4.0 --index-url .../cu121)",
     ),
     _Pattern(
-        ("setup",), _INSTALL + r"(?!.*(==|-r\b|--requirement|-e\b|@|\.whl|\s\.|\btorch\b))[^\n]*",
+        ("setup",),
+        _INSTALL + r"(?!" + _REST + r"(?:[=~]=|\btorch\b|" + _FROM_FILE + r"))"
+        r"(?!(?:-\S+\s+)*(?:(?:pip|setuptools|wheel|uv)\s*)+$)" + _REST,
         "installs whatever version is newest on that day", "pin it (NAME==VERSION), or use a requirements file",
     ),
     _Pattern(
         _ANY,
-        r"(apt|apt-get)\s+.*install.*(nvidia-driver|cuda-drivers|nvidia-utils|\bcuda\b)|modprobe\s+nvidia|NVIDIA-Linux-\S*\.run"
-        r"|ubuntu-drivers\s+(auto)?install",
+        _START + r"(?:apt|apt-get|aptitude|yum|dnf)\s[^\n;&|]*install\s[^\n;&|]*"
+        r"(?:nvidia-driver|cuda-drivers|nvidia-utils|\scuda(?:-\d+-\d+)?(?=\s|$))"
+        r"|modprobe\s+nvidia|NVIDIA-Linux-\S*\.run|cuda_\S+_linux\.run(?![^\n]*--toolkit)"
+        r"|ubuntu-drivers\s+(?:auto)?install",
         "installs a driver, which a rented machine does not allow", "choose an image or a wheel for its driver",
     ),
     _Pattern(
@@ -94,17 +136,23 @@ _PATTERNS = (
         ("run",), r"DataParallel\b(?<!DistributedDataParallel)",
         "uses DataParallel: four cards are then about twice as fast as one",
         'use DistributedDataParallel: torchrun --nproc_per_node="$GPUJOB_NUM_GPUS"',
-        lambda spec: any(choice.count > 1 for choice in spec.gpu.choices),
+        _several,
     ),
 )  # fmt: skip
-_LAUNCHERS = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed|mpirun|horovod|vllm|GPUJOB_NUM_GPUS")
-_ASSIGNED = re.compile(r"\b\w*(?:TOKEN|SECRET|PASSWORD|API_?KEY)=[\"']?(?!\$)[\w/+-]{12,}")
+_LAUNCHERS = re.compile(
+    r"torchrun|torch\.distributed|accelerate|deepspeed|mpirun|horovod|vllm|GPUJOB_NUM_GPUS|\bray\b|\bcomposer\b"
+    r"|colossalai|\btune run\b|llamafactory|axolotl|--tp\b|tensor[-_]parallel|--[\w.-]*(?:devices|num[-_]gpus|gpus)[= ]"
+)
+_ASSIGNED = re.compile(
+    r"\b\w*(?:TOKEN|SECRET|PASSWORD|API_?KEY)=[\"']?(?!\$)[\w/+-]{12,}"
+    r"|--[\w-]*(?:token|secret|password|api[-_]?key)[= ][\"']?(?!\$)[\w/+-]{16,}|\bBearer\s+(?!\$)[\w.-]{16,}"
+)
 
 
 def warnings(spec: JobSpec) -> list[Problem]:
     """What is worth a second look, in the order of the schema. `line` is that of the script, 0 for a whole key."""
     found = [*_of_scripts(spec), *_of_secrets(spec)]
-    if any(choice.count > 1 for choice in spec.gpu.choices) and not _LAUNCHERS.search(spec.run):
+    if _several(spec) and not _LAUNCHERS.search(spec.run):
         hint = 'start it with torchrun --nproc_per_node="$GPUJOB_NUM_GPUS", or ask for one GPU'
         found.append(_whole("gpu", "run starts one process, and most frameworks then use one GPU", hint))
     if spec.spot is True and spec.hold_on_failure.seconds:
@@ -120,9 +168,10 @@ def _whole(key: str, reason: str, hint: str) -> Problem:
 
 
 def _scripts(spec: JobSpec, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The scripts of some keys, comment lines emptied so that the numbers of lines stay."""
+    """The scripts of some keys without comments; the numbers of lines stay."""
     for key in keys:
-        yield key, re.sub(r"^\s*#.*$", "", getattr(spec, key) or "", flags=re.MULTILINE).rstrip()
+        bare = re.sub(r"^\s*#.*$|\s#\s[^\"'\n]*$", "", getattr(spec, key) or "", flags=re.MULTILINE)
+        yield key, bare.rstrip()
 
 
 def _of_scripts(spec: JobSpec) -> Iterator[Problem]:

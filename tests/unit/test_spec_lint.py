@@ -6,6 +6,7 @@ import pytest
 
 from jobspecs.lint import warnings
 from jobspecs.load import load_located, load_spec
+from jobspecs.schema import from_document
 
 
 def warned(lines: str, gpu: str = "4090") -> list[str]:
@@ -65,6 +66,128 @@ def warned(lines: str, gpu: str = "4090") -> list[str]:
 def test_a_pattern_and_its_healthy_twin(bad: str, good: str, said: str) -> None:
     assert [line for line in warned(bad) if said in line], warned(bad)
     assert warned(good) == []
+
+
+INSTALLS = "installs a driver"
+NEWEST = "version of torch is newest"
+AWAY = "detaches itself"
+
+
+def said_of(script: str, key: str, gpu: str = "4090") -> list[str]:
+    """What is said of one script, whatever is in it."""
+    other = {"run": "python a.py"} if key == "setup" else {}
+    spec = from_document({"name": "a", "gpu": gpu, "spot": False, **other, key: script})
+    return [problem.reason for problem in warnings(spec)]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("apt-get update && apt-get install -y --no-install-recommends nvidia-driver-535", INSTALLS),
+        ("sudo -E dnf install -y cuda-drivers", INSTALLS),
+        ("yum install -y nvidia-driver-latest-dkms", INSTALLS),
+        ("apt install -y cuda", INSTALLS),
+        ("apt install -y cuda-12-4 git", INSTALLS),
+        ("sh cuda_12.4.0_550.54.14_linux.run --silent", INSTALLS),
+        ("uv pip install torch torchvision --index-url https://x.example/cu121", NEWEST),
+        ("pip install 'torch>=2.0'", NEWEST),
+        ("pip install numpy==1.26 torch", NEWEST),
+        ("pip install \\\n  torch \\\n  numpy==1.26", NEWEST),
+        ("conda install -y pytorch torchvision pytorch-cuda=12.1 -c pytorch", NEWEST),
+        ("export PIP_INDEX_URL=https://mirrors.aliyun.example/simple\npip install torch==2.4.0", "CPU build"),
+        ("pip config set global.index-url https://x.tuna.example/simple\npip install torch==2.4.0", "CPU build"),
+    ],
+)
+def test_what_is_said_of_a_setup(script: str, said: str) -> None:
+    [reason] = said_of(script, "setup")
+    assert said in reason
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "apt-get install -y cuda-toolkit-12-4",
+        "sh cuda_12.4.0_550.54.14_linux.run --silent --toolkit",
+        "echo 'no need to apt install nvidia-driver here'",
+        "pip install 'torch~=2.4.0'",
+        "pip install torch==2.4.0+cu121 -f https://x.example/whl",
+        "pip install torchmetrics==1.2",
+        "pip install -e .[train]",
+        "python -m pip install --upgrade pip setuptools wheel",
+        "conda install -y pytorch==2.4.0 pytorch-cuda=12.1 -c pytorch",
+        "conda install -y numpy=1.26 -c pytorch",
+        "poetry install --no-root",
+        "export PIP_INDEX_URL=https://mirrors.aliyun.example/simple\n"
+        "pip install torch==2.4.0 --index-url https://x.example/cu121",
+    ],
+)
+def test_what_only_looks_so_in_a_setup(script: str) -> None:
+    assert said_of(script, "setup") == []
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("tmux new -s train -d 'python a.py'", AWAY),
+        ("nohup python a.py > log 2>&1 &", AWAY),
+        ("bash -c 'python a.py | tee log'", "a shell of its own"),
+        ('sh -c "python a.py 2>&1 | tee log.txt"', "a shell of its own"),
+        ("python a.py &\nsleep 5\n", "in the background"),
+        ("python a.py && shutdown -h now", "shuts the machine down"),
+        ("python a.py; sudo poweroff", "shuts the machine down"),
+        ("python a.py || /usr/bin/shutdown", "shuts the machine down"),
+        ("rm -rf ${GPUJOB_CKPT}/*; python a.py", "removes what an earlier attempt saved"),
+        ("python a.py || true", "hides the exit code"),
+        ("python a.py --token abcdef0123456789abcdef", "looks like a secret"),
+        ("curl -H 'Authorization: Bearer abcdef0123456789abcdef' x; python a.py", "looks like a secret"),
+    ],
+)
+def test_what_is_said_of_a_run(script: str, said: str) -> None:
+    [reason] = said_of(script, "run")
+    assert said in reason
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "tmux kill-server; python a.py",
+        "python a.py 2>&1 | tee log",
+        "bash -o pipefail -c 'python a.py | tee log'",
+        "python a.py &\nwait $!",
+        "tensorboard --logdir x &\npython a.py",
+        "python a.py  # nohup python a.py &",
+        "ls /homework/x && python a.py",
+        "python a.py --shutdown-workers",
+        "python shutdown.py",
+        "rm -f stale || true\npython a.py",
+        "rm -rf $TMPDIR/x; python a.py",
+        "CUDA_VISIBLE_DEVICES=0 python a.py",
+        "python a.py --token $HF_TOKEN",
+        "python a.py --tokenizer bert-base-uncased-model --max_tokens=1000000000000",
+        "TOKENIZERS_PARALLELISM=false python a.py",
+    ],
+)
+def test_what_only_looks_so_in_a_run(script: str) -> None:
+    assert said_of(script, "run") == []
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "python fit.py --trainer.devices 4 --trainer.strategy ddp",
+        "ray start --head && python a.py",
+        "python -m sglang.launch_server --tp 4",
+        "vllm serve m --tensor-parallel-size 4",
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun a.py",
+    ],
+)
+def test_other_ways_to_use_several_cards(run: str) -> None:
+    assert said_of(run, "run", "4090:4") == []
+
+
+def test_one_visible_card_of_several_is_said() -> None:
+    [reason] = said_of("CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=4 a.py", "run", "4090:4")
+    assert "one card of several" in reason
 
 
 def test_several_gpus_need_a_launcher() -> None:
