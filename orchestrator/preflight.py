@@ -253,6 +253,8 @@ def _as_good(name: str, order: Order) -> bool:
 
 
 def _health(where: str, card: Mapping[str, Any]) -> Iterator[Finding]:
+    if card.get("sick"):
+        yield Finding("gpu-lost", "bad-host", f"{where}: {_text(card['sick'])}", "a card that answers")
     errors = _num(card.get("ecc_uncorrected"))
     if errors:
         yield Finding("ecc", "bad-host", f"{where}: {errors:.0f} uncorrected errors", "0")
@@ -303,12 +305,15 @@ def _kernel(facts: Mapping[str, Any], cards: list[Mapping[str, Any]], order: Ord
     ours = {_bus(_text(card.get("bus"))) for card in cards} - {""}
     for line in map(_text, _list(facts.get("kernel_faults"))):
         xid = re.search(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})", line)
-        if xid is None or int(xid[2]) not in XID_BAD or _old(line, _num(facts.get("uptime_s"))):
+        gone = re.search(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]+): GPU has fallen off the bus", line)
+        fault = xid if xid is not None and int(xid[2]) in XID_BAD else gone
+        if fault is None or _old(line, _num(facts.get("uptime_s"))):
             continue
         whole = len(cards) >= order.gpu_count and bool(ours)
-        mine = not whole or _bus(xid[1]) in ours
+        mine = not whole or _bus(fault[1]) in ours
         words = "" if mine else "of a card that is not ours"
-        yield Finding("xid", "bad-host" if mine else "warn", f"Xid {xid[2]} in the kernel's log", "none", words)
+        what = f"Xid {fault[2]}" if fault is xid else "a card fell off the bus"
+        yield Finding("xid", "bad-host" if mine else "warn", f"{what} in the kernel's log", "none", words)
         return
 
 

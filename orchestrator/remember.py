@@ -22,7 +22,8 @@ REST_HARDWARE_S = (24 * HOUR_S, 72 * HOUR_S, 168 * HOUR_S)
 #: And what may pass: no SSH, copies that fail, NCCL, a full disk, a card that a neighbour uses.
 REST_PASSING_S = (HOUR_S, 6 * HOUR_S, 24 * HOUR_S)
 HARDWARE = (
-    "gpu-count", "gpu-name", "gpu-memory", "gpu-slice", "mig", "vgpu", "ecc", "xid", "nvidia-smi", "driver-old",
+    "gpu-count", "gpu-name", "gpu-memory", "gpu-slice", "gpu-lost", "mig", "vgpu", "ecc", "xid",
+    "nvidia-smi", "driver-old",
 )  # fmt: skip
 HARDWARE_WORDS = ("Xid", "ECC", "NVML", "fallen off the bus", "802")
 

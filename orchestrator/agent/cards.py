@@ -11,9 +11,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from xml.etree.ElementTree import Element
 
 QUERY = ("index", "name", "uuid", "memory.total", "memory.used", "compute_cap", "driver_version", "pci.bus_id")
+SICK = re.compile(r"GPU requires reset|GPU is lost")  # said in place of a value
 KERNEL_FAULTS = re.compile(r"NVRM:.*Xid|NVRM: GPU .*fallen off|RmInitAdapter failed")
 PROCESSES_KEPT = 8
 LINES_KEPT = 20
@@ -43,6 +45,7 @@ def cards_from_query(text: str) -> list[dict[str, Any]]:
             "compute": row["compute_cap"] if re.match(r"\d{1,2}\.\d\Z", row["compute_cap"]) else None,
             "driver": row["driver_version"] if row["driver_version"][:1].isdigit() else None,
             "bus": row["pci.bus_id"],
+            "sick": sick_words(cells),
         }
         cards.append({key: value for key, value in card.items() if value is not None})
     return cards
@@ -67,6 +70,11 @@ def facts_from_xml(text: str) -> dict[str, Any]:
     return found
 
 
+def sick_words(texts: Iterable[str | None]) -> str | None:
+    """`GPU requires reset`: what the driver says of a card that is not there any more in place of its values."""
+    return next((found.group() for found in (SICK.search(text or "") for text in texts) if found), None)
+
+
 def said(node: Element, path: str) -> str | None:
     """The text at `path`; None where the driver says nothing of it."""
     text = (node.findtext(path) or "").strip()
@@ -83,6 +91,7 @@ def card_from_xml(node: Element) -> dict[str, Any]:
         "throttle": throttle_from_xml(node),
         "processes": processes_from_xml(node),
         "desktop": desktop_in_xml(node),
+        "sick": sick_words(each.text for each in node.iter()),
         "pcie_width": number_of(said(node, "pci/pci_gpu_link_info/link_widths/current_link_width")),
         "remap_pending": said(node, "remapped_rows/remapped_row_pending"),
         "remap_failure": said(node, "remapped_rows/remapped_row_failure"),

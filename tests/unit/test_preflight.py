@@ -56,6 +56,10 @@ def changed(**changes: Any) -> dict[str, Any]:
     return facts
 
 
+def off_bus(bus: str) -> list[str]:
+    return [f"[  100.1] NVRM: GPU 0000:{bus}:00.0: GPU has fallen off the bus."]
+
+
 def order(**changes: Any) -> Order:
     return replace(ORDER, **changes)
 
@@ -119,6 +123,10 @@ CASES: list[tuple[str, str, dict[str, Any], Order, dict[str, Any], Order]] = [
     ("xid", "warn", changed(kernel_faults=xid(48, "0000:09:00")), ORDER, changed(kernel_faults=xid(63)), ORDER),
     ("xid", "bad-host", changed(kernel_faults=xid(79), uptime_s=600_000), ORDER,
      changed(kernel_faults=xid(79), uptime_s=700_000), ORDER),
+    ("xid", "bad-host", changed(kernel_faults=off_bus("01")), ORDER, changed(kernel_faults=off_bus("99")), ORDER),
+    ("xid", "warn", changed(kernel_faults=off_bus("99")), ORDER, changed(kernel_faults=off_bus("99")[:0]), ORDER),
+    ("gpu-lost", "bad-host", changed(card__sick="GPU requires reset", card__memory_mib=None), ORDER,
+     changed(card__memory_mib=None), ORDER),
     ("interconnect", "warn", changed(gpu__links={"PHB": 1}), ORDER, changed(gpu__links={"NV4": 1, "SYS": 2}), ORDER),
     ("interconnect", "bad-host", changed(gpu__links={"SYS": 1}), order(nvlink=True),
      changed(gpu__links=None), order(nvlink=True)),
@@ -351,3 +359,15 @@ def test_the_cuda_that_an_image_names(image: str | None, expected: tuple[int, in
 )  # fmt: skip
 def test_an_image_on_a_card(image: tuple[int, int] | None, compute: tuple[int, int] | None, fits: bool) -> None:
     assert (cuda.misfit(image, compute) == "") is fits
+
+
+@pytest.mark.parametrize("words", ["GPU requires reset", "GPU is lost"])
+def test_what_the_driver_says_of_a_card_in_place_of_its_values(words: str) -> None:
+    rows = (
+        "0, NVIDIA A100-SXM4-80GB, GPU-1, 81920, 4, 8.0, 550.54.15, 00000000:07:00.0\n"
+        f"1, NVIDIA A100-SXM4-80GB, GPU-2, [{words}], [{words}], 8.0, 550.54.15, 00000000:0A:00.0\n"
+        "WARNING: infoROM is corrupted at gpu 0000:0A:00.0\n"
+    )
+    assert [card.get("sick") for card in agent_cards.cards_from_query(rows)] == [None, words]
+    xml = f"<nvidia_smi_log><gpu><fb_memory_usage><total>{words}</total></fb_memory_usage></gpu></nvidia_smi_log>"
+    assert agent_cards.facts_from_xml(xml)["cards"][0]["sick"] == words
