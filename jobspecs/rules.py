@@ -7,7 +7,7 @@ one of them could not be read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,10 +95,13 @@ def _image(spec: JobSpec) -> Iterator[Broken]:
     """An image whose CUDA knows none of the cards that may be rented."""
     from jobspecs.cuda import cuda_of_image, misfit
 
-    known = cuda_of_image(spec.image) if isinstance(spec.image, str) else None
-    wrong = [misfit(known, gpu.capability) for choice in spec.gpu.choices for gpu in choice.classes()]
-    if known is not None and wrong and all(wrong):
-        yield Broken(("image", "gpu"), ("image",), f"{spec.image}: {wrong[0]}", "take another image, or another card")
+    named = spec.image if isinstance(spec.image, Mapping) else {"": spec.image}
+    for provider, image in named.items():
+        known = cuda_of_image(image)
+        wrong = [misfit(known, gpu.capability) for choice in spec.gpu.choices for gpu in choice.classes()]
+        if known is not None and wrong and all(wrong):
+            place = ("image", provider) if provider else ("image",)
+            yield Broken(("image", "gpu"), place, f"{image}: {wrong[0]}", "take another image, or another card")
 
 
 def _environment(spec: JobSpec) -> Iterator[Broken]:

@@ -19,7 +19,7 @@ from providers.base import Ask, Offer
 from providers.fields import number
 
 # Keys of a spec by which `placement` leaves offers out, in the order in which it looks.
-FILTERS = ("account", "spot", "model", "currency", "max_price", "capacity")
+FILTERS = ("account", "spot", "model", "image", "data-region", "currency", "max_price", "bad-host", "capacity")
 PACKAGE_S = 100 * 3600.0  # of the 168 h of a week; weekly prices are mostly those of four or five days
 DAY_S = 86_400
 PACKAGES = {"day": DAY_S, "week": 7 * DAY_S, "month": 30 * DAY_S}  # what some companies sell by hand beside the hour

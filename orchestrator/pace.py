@@ -66,7 +66,7 @@ def steers_nothing(policy: Policy) -> str:
         return "steers nothing: this job runs on demand anyway"
     if policy.spot == "always":
         return "steers nothing: spot: true allows no other machine; write spot: auto"
-    return "has passed"
+    return "has passed, so `apply` refuses to rent by it"
 
 
 def changeover_s(work: Work) -> float:

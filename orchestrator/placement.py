@@ -7,10 +7,13 @@ accounts that cannot work (key, funds, quota) are left out with that word.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from jobspecs import cuda
+from jobspecs.gpus import GPU_CLASSES
 from orchestrator.budget import to_finish
 from orchestrator.model import Policy, Reason
 from orchestrator.pace import ANY, Pace
@@ -136,6 +139,8 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
     held, needed = offer.vram_gb * offer.gpu_count, policy.vram_gb + policy.vram_more_gb * (offer.gpu_count - 1)
     if policy.vram_gb and held < needed:
         return LeftOut(offer, f"{held} GB of GPU memory, the model needs {needed:.4g}", "model")
+    if policy.ask.images and (misfit := _misfit(policy.ask.at(offer.provider).image, offer.gpu)):
+        return LeftOut(offer, f"the image of {offer.provider}: {misfit}", "image")
     away = _away(offer, policy.data_regions)
     if away:
         return LeftOut(offer, f"the data lies in {away}, this machine in {offer.region}", "data-region")
@@ -160,6 +165,13 @@ def _not_wanted(offer: Offer, policy: Policy) -> str:
     if policy.finish_by is not None and policy.resumable and policy.spot == "auto":
         return "finish_by leaves no time for spot" if offer.spot else "waiting for spot: finish_by leaves time"
     return "spot needs a resumable job" if offer.spot else "only spot was asked for"
+
+
+@functools.cache
+def _misfit(image: str, gpu: str) -> str:
+    """Why a provider's own image cannot run on a card; one image for all has left such cards out of the ask."""
+    known = next((each for each in GPU_CLASSES if each.name == gpu), None)
+    return cuda.misfit(cuda.cuda_of_image(image), known.capability) if known is not None else ""
 
 
 def _away(offer: Offer, data_regions: Iterable[str]) -> str:

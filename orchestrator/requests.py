@@ -261,20 +261,24 @@ def _check_limits(loop: Loop, wish: Mapping[str, Any], args: Mapping[str, Any]) 
     covered = _money(args.get("max_cost"))
     if covered is not None and covered >= worst:
         return
-    rates = loop.config.rates_to(loop.config.currency)
-    worst = worst * rates.get(str(wish["currency"]), Decimal(1))
-    if limits.per_job is not None and worst > limits.per_job.amount:
-        raise NotNow(
-            f"the worst case of {worst:.2f} passes limits.per_job ({limits.per_job}); --max-cost {worst:.2f} allows it"
-        )
-    if limits.per_month is not None:
-        now = loop.clock.utc()
-        used = loop.store.committed_since(month_start(now), now, loop.config.currency, rates)
-        if used + worst > limits.per_month.amount:
-            words = f"this month has {used:.2f} spent or reserved; with the worst case of {worst:.2f} it would pass"
-            raise NotNow(f"{words} limits.per_month ({limits.per_month}); --max-cost {worst:.2f} allows it")
+    cure = f"--max-cost {worst:.2f} allows it"
+    for key, limit in (("per_job", limits.per_job), ("per_month", limits.per_month)):
+        if limit is None:
+            continue
+        currency, rates = str(wish["currency"]), loop.config.rates_to(limit.currency)
+        worth = {limit.currency: Decimal(1), **rates}.get(currency)
+        if worth is None:
+            raise NotNow(f"no rate from {currency} to {limit.currency}, so limits.{key} cannot be compared; {cure}")
+        if key == "per_job" and worst * worth > limit.amount:
+            raise NotNow(f"the worst case of {worst * worth:.2f} passes limits.per_job ({limit}); {cure}")
+        if key == "per_month":
+            now = loop.clock.utc()
+            used = loop.store.committed_since(month_start(now), now, limit.currency, rates)
+            if used + worst * worth > limit.amount:
+                words = f"this month has {used:.2f} spent or reserved; with the worst case of {worst * worth:.2f} it"
+                raise NotNow(f"{words} would pass limits.per_month ({limit}); {cure}")
     if limits.machines is not None and len(loop.store.active_jobs()) >= limits.machines:
-        raise NotNow(f"{limits.machines} jobs are live already (limits.machines); --max-cost {worst:.2f} allows it")
+        raise NotNow(f"{limits.machines} jobs are live already (limits.machines); {cure}")
 
 
 def month_start(now: float) -> float:

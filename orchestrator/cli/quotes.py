@@ -5,9 +5,9 @@ Rules: reads only. One provider's failure, whatever it is, is a line of text and
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.planning import Quote
     from providers.base import Ask, Offer
 
-MOST_AT_ONCE = 16  # there are fewer providers than this; each waits for its own network
+PATIENCE_S = 90.0  # longer than the time-outs of any built-in: only a plugin without any is left behind
 
 
 def quotes(home: Home, config: Config, asks: Mapping[str, Ask | None]) -> tuple[Quote, ...]:
@@ -38,8 +38,29 @@ def quotes(home: Home, config: Config, asks: Mapping[str, Ask | None]) -> tuple[
                 get_provider(name, provider_config(home, config, name))
             except UnknownProvider as error:
                 raise CliError(str(error), where="providers", next="gpujob providers", code=exits.USAGE) from error
-    with ThreadPoolExecutor(MOST_AT_ONCE, "quotes") as pool:
-        return tuple(pool.map(lambda name: _quote(home, config, name, asks[name]), asks))
+    found: dict[str, Quote] = {}
+    threads = {
+        name: threading.Thread(target=lambda name=name: found.update({name: _quote(home, config, name, asks[name])}),
+                               name=f"quotes-{name}", daemon=True)
+        for name in asks
+    }  # fmt: skip
+    for thread in threads.values():
+        thread.start()
+    until = time.monotonic() + PATIENCE_S
+    for thread in threads.values():
+        thread.join(max(0.0, until - time.monotonic()))
+    return tuple(found.get(name) or _no_answer(home, name, asks[name]) for name in asks)
+
+
+def _no_answer(home: Home, name: str, ask: Ask | None) -> Quote:
+    """Of a provider that hangs: its last known prices."""
+    from orchestrator.planning import Quote
+
+    trouble = f"no answer within {PATIENCE_S:.0f} s"
+    stored = _stored(home, name, ask.at(name)) if ask is not None else None
+    if stored is None:
+        return Quote(name, (), time.time(), trouble)
+    return Quote(name, stored[1], stored[0], trouble, stored=True)
 
 
 def _quote(home: Home, config: Config, name: str, ask: Ask | None) -> Quote:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import money
+from orchestrator.cli.output import local_time, money
 
 if TYPE_CHECKING:
     from orchestrator.cli.plan import Prepared
@@ -72,12 +72,13 @@ def may_rent(standing: Standing, replace: bool, again: bool) -> bool:
 
 
 def refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> None:
-    """What would only be found out after the question: no card that holds the model, no price, nothing that stops the
-    bill, limits.
+    """What would only be found out after the question: a moment that is past, no card that holds the model, no price,
+    nothing that stops the bill, limits.
     """
     from orchestrator.planning import unbound
 
     plan, spec = prepared.plan, prepared.spec
+    _refuse_past(prepared)
     if plan.memory is not None and not any(plan.memory.fits(g.vram_gb, g.count) for g in plan.policy.ask.gpus):
         raise CliError(
             "no GPU that the spec asks for holds its model, so waiting could not help; nothing was done",
@@ -108,6 +109,18 @@ def refuse(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | N
             where=spec.name,
             next=f"--max-cost {worst} for this job, or change limits in {config.path}",
         )
+
+
+def _refuse_past(prepared: Prepared) -> None:
+    """A job that is to be done before now would only be rented as if it had no deadline at all."""
+    from jobspecs.problems import Problem, SpecErrors
+
+    by = prepared.spec.finish_by
+    if by is None or by.timestamp() > time.time():
+        return
+    late = f"{local_time(by.timestamp())} is past, so nothing could be steered by it"
+    hint = "a later moment, or none: `ttl` and `budget` alone end a job"
+    raise SpecErrors([prepared.loaded.located.place(Problem("", 0, 0, "finish_by", late, hint))])
 
 
 def limits_of(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> list[str]:

@@ -352,9 +352,14 @@ class S3Store:
             raise told from error
 
 
+def _literal(key: str) -> str:
+    """A key in a policy's resource, where `*`, `?` and `$` would mean more than themselves."""
+    return re.sub(r"[*?$]", lambda found: f"${{{found[0]}}}", key)
+
+
 def machine_policy(bucket: str, prefix: str, partition: str = "aws") -> dict[str, Any]:
     """What a machine may do: read and write below its own prefix; delete and list nothing."""
-    own = f"arn:{partition}:s3:::{bucket}/{prefix.rstrip('/')}/*"
+    own = f"arn:{partition}:s3:::{bucket}/{_literal(prefix.rstrip('/'))}/*"
     actions = ["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"]
     return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": [own]}]}
 

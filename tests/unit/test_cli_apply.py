@@ -258,6 +258,18 @@ def test_limits_of_the_config_stop_apply_even_with_yes(home: Home, spec: Path, r
     assert "limits.machines is 0" in err
 
 
+def test_a_moment_that_is_past_is_refused_where_it_stands_before_anything_is_rented(
+    home: Home, spec: Path, run: Run
+) -> None:
+    spec.write_text(SPEC + "finish_by: 2001-02-03T04:05:06+00:00\n")
+    line = len(spec.read_text().splitlines())
+    with ScriptedController(home, {"apply": made}) as controller:
+        code, _, err = run("apply", "-y", spec)
+    assert (code, controller.asked) == (2, []), err
+    assert f"{spec}:{line}:1: finish_by: 2001-02-0" in err
+    assert "is past, so nothing could be steered by it (a later moment, or none: `ttl` and `budget` alone" in err
+
+
 def test_the_default_limits_are_written_at_first_use(home: Home, spec: Path, run: Run) -> None:
     with ScriptedController(home, {"apply": made}):
         assert run("apply", "-y", spec)[0] == 0

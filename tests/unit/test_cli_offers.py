@@ -7,13 +7,14 @@ import os
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator import prices
-from orchestrator.cli import main
+from orchestrator.cli import main, quotes
 from orchestrator.cli.output import WIDTH
 from orchestrator.home import Home
 from providers import registry
@@ -31,10 +32,10 @@ def offer(provider: str, hourly: str, currency: str = "USD", **more: Any) -> Off
 
 
 class World:
-    """Providers by name: a list of offers, or an error that is raised instead."""
+    """Providers by name: a list of offers, an error that is raised instead, or an event that is waited for first."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, list[Offer] | Exception] = {}
+        self.answers: dict[str, list[Offer] | Exception | Event] = {}
         self.asked: list[Ask] = []
 
     def names(self) -> tuple[str, ...]:
@@ -46,6 +47,9 @@ class World:
             answer = self.answers[name]
             if isinstance(answer, Exception):
                 raise answer
+            if isinstance(answer, Event):
+                assert answer.wait(60)
+                return ()
             return tuple(each for each in answer if prices.satisfies(each, ask))
 
         return SimpleNamespace(name=name, caps=CAPS, offers=offers)
@@ -125,6 +129,19 @@ def test_without_a_network_the_last_prices_are_shown_with_their_date(
     said = capsys.readouterr().out
     assert "acme: 3 offers, prices of 20" in said
     assert "no route" in said
+
+
+def test_one_that_hangs_is_left_behind_with_its_last_prices(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = shown(capsys, "--provider", "other")
+    world.answers["other"] = never = Event()
+    monkeypatch.setattr(quotes, "PATIENCE_S", 0.01)
+    assert shown(capsys, "--provider", "other") == before
+    assert main.main(["offers", "--provider", "other"]) == 0
+    assert "other: 1 offers, prices of 20" in (said := capsys.readouterr().out)
+    assert "; no answer within 0 s" in said
+    never.set()
 
 
 def test_nobody_ever_asked_and_no_network_is_a_providers_failure(

@@ -63,5 +63,7 @@ def test_the_key_is_the_stores_own_before_the_accounts(tmp_path: Path) -> None:
 def test_a_machines_policy_ends_at_a_slash() -> None:
     (allowed,) = machine_policy("b", "jobs/a/t0.1")["Statement"]
     assert allowed["Resource"] == ["arn:aws:s3:::b/jobs/a/t0.1/*"]
+    (allowed,) = machine_policy("b", "a*/b?c/$d")["Statement"]  # a place that a user may write, and no pattern
+    assert allowed["Resource"] == ["arn:aws:s3:::b/a${*}/b${?}c/${$}d/*"]
     assert "s3:DeleteObject" not in allowed["Action"]
     assert "s3:ListBucket" not in allowed["Action"]

@@ -49,6 +49,15 @@ def test_what_is_dearer_than_the_cap_waits() -> None:
     assert "2" in word
 
 
+def test_each_providers_own_image_is_held_against_its_own_cards() -> None:
+    images = (("b", "pytorch/pytorch:2.4.0-cuda12.1-cudnn9-runtime"), ("prov", "pytorch/pytorch:2.8.0-cuda12.8"))
+    new, same = replace(SPOT, gpu="RTX-5090"), replace(OTHER, gpu="RTX-5090")
+    ask = replace(cf.POLICY.ask, images=images)
+    assert rank(new, same, OTHER, ask=ask) == ["m1-spot", "x1"]
+    assert why(new, same, ask=ask) == ["the image of b: CUDA 12.1 knows no sm_120; it needs 12.8 or newer"]
+    assert why(replace(new, gpu="UNHEARD-OF"), ask=ask) == []
+
+
 def test_a_pool_that_reclaimed_lately_counts_dearer_than_it_is() -> None:
     resting = {placement.reclaimed_key(SPOT): "reclaimed lately"}
     assert rank(SPOT, OTHER, resting=resting) == ["x1", "m1-spot"]

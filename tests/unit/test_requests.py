@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from loop_desk import Desk
 from jobspecs.units import parse_money
 from orchestrator import actions as act
 from orchestrator import requests
+from orchestrator.config import Rate
 from orchestrator.model import Outcome, Reason
 from orchestrator.secrets import keep
 from orchestrator.snapshot import take
@@ -142,6 +144,21 @@ def test_limits_stop_an_apply_unless_the_worst_case_is_covered(desk: Desk) -> No
     assert play is not None
     assert covered is not None
     assert (play["ok"], covered["ok"]) == (True, True)
+
+
+def test_a_limit_is_compared_in_its_own_currency_by_a_rate_or_not_at_all(desk: Desk) -> None:
+    limits = replace(desk.loop.config.limits, per_job=parse_money("50 USD"), per_month=None)
+    desk.loop.config = replace(desk.loop.config, limits=limits)
+    unknown = desk.apply(worst_case="60", currency="CNY")
+    assert unknown is not None
+    assert "no rate from CNY to USD, so limits.per_job cannot be compared" in unknown["error"]
+    desk.loop.config = replace(desk.loop.config, rates={"CNY": Rate(Decimal("0.14"), "2026-11-30")})
+    dear = desk.apply(worst_case="400", currency="CNY")
+    assert dear is not None
+    assert "the worst case of 56.00 passes limits.per_job (50.00 USD); --max-cost 400.00 allows it" in dear["error"]
+    cheap = desk.apply(worst_case="300", currency="CNY")
+    assert cheap is not None
+    assert cheap["ok"]
 
 
 def test_extend_answers_with_the_end_that_binds_and_moves_no_timer_before_its_commit(desk: Desk) -> None:

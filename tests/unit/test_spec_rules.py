@@ -144,6 +144,11 @@ def test_an_image_whose_cuda_knows_none_of_the_cards() -> None:
     assert key == "image"
     assert "CUDA 12.1 knows no sm_120; it needs 12.8 or newer" in reason
     assert hint == "take another image, or another card"
+    key, _, _ = refused(
+        GPU + "gpu: RTX-5090\nproviders: [aws, vast]\n"
+        "image: {aws: 'pytorch/pytorch:2.8.0-cuda12.8', vast: 'pytorch/pytorch:2.4.0-cuda12.1'}\n"
+    )
+    assert key == "image.vast"
 
 
 @pytest.mark.parametrize(
