@@ -45,10 +45,10 @@ def several(label: Any) -> tuple[str, ...]:
     return tuple(label) if isinstance(label, list) else (label,)
 
 
-def fresh() -> list[tuple[dict[str, Any], Diagnosis]]:
-    """The logs of `fresh.yaml`, each with its diagnosis."""
+def fresh(name: str = "fresh") -> list[tuple[dict[str, Any], Diagnosis]]:
+    """The logs of `fresh.yaml` or `fresh_later.yaml`, each with its diagnosis."""
     found = []
-    for entry in table("fresh"):
+    for entry in table(name):
         facts = entry.get("facts", {})
         known = Circumstances(
             exit_code=entry["exit"],
