@@ -71,7 +71,7 @@ def field(confusion: Counter[tuple[str, str]]) -> tuple[int, int]:
 
 
 def fresh(confusion: Counter[tuple[str, str]]) -> tuple[int, int]:
-    found = health_cases.fresh()
+    found = health_cases.fresh() + health_cases.fresh("fresh_later")
     for entry, told in found:
         right = health_cases.several(entry["class"])
         confusion[told.klass if told.klass in right else right[0], told.klass] += 1

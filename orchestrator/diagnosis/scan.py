@@ -48,6 +48,7 @@ class Sighting:
     shout: bool = False
     raised: bool = False  # an exception, not a message in passing
     source: str = "log"
+    quoted: bool = False  # its whole traceback is indented: a program shows what somebody else raised
 
     @property
     def text(self) -> str:
@@ -62,6 +63,7 @@ class _Stack:
     cause: bool = False
     context: bool = False
     shrugged_at: int | None = None  # the line that says so
+    quoted: bool = False
 
 
 @dataclass
@@ -194,17 +196,19 @@ class Scanner:
         if self._headless is not None and self._headless.line.rank == line.rank and self._below(line, number):
             return
         if TRACEBACK in text:
-            self._opened(line.rank, number)
+            self._opened(line, number)
         elif line.rank in self._stacks and self._in_stack(line, text, number):
             return
         elif telling:
             self._telling_line(line, text, number)
 
-    def _opened(self, rank: int | None, number: int) -> None:
+    def _opened(self, line: Line, number: int) -> None:
+        rank = line.rank
         chained = self._chained.pop(rank, None) or self._stacks.get(rank)
         stack = _Stack(cause=chained.cause, context=chained.context) if chained is not None else _Stack()
         if chained is not None and chained.shrugged_at is not None and number - chained.shrugged_at <= BELOW:
             stack.shrugged_at = chained.shrugged_at
+        stack.quoted = line.text.startswith(("  ", "\t")) and line.text.lstrip().startswith(TRACEBACK)
         self._stacks[rank] = stack
 
     def _in_stack(self, line: Line, text: str, number: int) -> bool:
@@ -223,7 +227,7 @@ class Scanner:
             del self._stacks[line.rank]
             if stack.shrugged_at is None:
                 raised = Sighting(number, replace(line, text=text), known or self._table.generic, 0, raised=True)
-                self._raised(raised, stack)
+                self._raised(replace(raised, quoted=stack.quoted), stack)
             return True
         return False
 

@@ -3,6 +3,7 @@
 Rules
 - The first failure of the last burst decides; what the job survived, what only reports another's failure (wrappers)
   and what a failure elsewhere causes (echoes) come after it, in this order.
+- What a program shows indented, as raised by somebody else, yields to what it raises itself.
 - What programs print and survive (networks) yields to what the same rank raises afterwards; what they only print of
   memory, to a mistake of their own.
 - A process that was killed says nothing itself: the kernel, the disk and the provider are asked, in this order.
@@ -127,6 +128,8 @@ def _kernel(table: Table, lines: Iterable[str]) -> list[Sighting]:
 def _from_log(table: Table, seen: Seen, known: Circumstances) -> _Pick:
     """What the log alone says."""
     fatal = [s for s in seen.sightings if seen.worked_after(s) < SURVIVED]
+    if any(s.raised and not s.quoted for s in fatal):
+        fatal = [s for s in fatal if not s.quoted]
     first = _first(table, seen, [s for s in fatal if not s.shout and not s.signature.wrapper])
     if first is not None:
         return _Pick(first.signature, first, _confidence(table, first))
