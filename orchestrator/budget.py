@@ -14,6 +14,7 @@ from orchestrator.model import Work
 from providers.base import Offer
 
 HOUR_S = 3600
+GB = 10**9
 BISECTIONS = 40  # halve an interval of hours down to well below a second
 CENT = Decimal("0.000001")  # amounts are kept to a millionth: per-second prices of small machines need it
 
@@ -69,8 +70,8 @@ def machine_seconds(offer: Offer, work: Work, reclaims_per_h: float) -> tuple[fl
 
 
 def to_finish(offer: Offer, work: Work, reclaims_per_h: float | None = None) -> Decimal:
-    """The expected cost of the whole work on such machines, in the offer's currency: startups, rework, and what every
-    one of them is billed at least. Infinity when it would never end.
+    """The expected cost of the whole work on such machines, in the offer's currency: startups, rework, what every
+    one of them is billed at least, and the data that each is brought. Infinity when it would never end.
     """
     if reclaims_per_h is None:
         reclaims_per_h = work.reclaims.get(offer.provider, work.reclaims_per_h) if offer.spot else 0.0
@@ -78,7 +79,14 @@ def to_finish(offer: Offer, work: Work, reclaims_per_h: float | None = None) -> 
     if math.isinf(total):
         return Decimal("Infinity")
     billed = Decimal(f"{machines * billed_seconds(total / machines, offer):.3f}")
-    return (offer.hourly * billed / HOUR_S).quantize(CENT, rounding=ROUND_UP)
+    return (offer.hourly * billed / HOUR_S + traffic(offer, work, machines)).quantize(CENT, rounding=ROUND_UP)
+
+
+def traffic(offer: Offer, work: Work, machines: float) -> Decimal:
+    """What it costs to bring the data to so many machines, where the company bills that."""
+    if not offer.in_per_gb or not work.in_bytes:
+        return Decimal(0)
+    return offer.in_per_gb * work.in_bytes / GB * Decimal(f"{machines:.3f}")
 
 
 def breakeven_reclaims(spot: Offer, spot_worth: Decimal, most: Decimal, work: Work) -> float | None:

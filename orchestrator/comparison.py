@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from orchestrator.budget import billed_seconds, breakeven_reclaims, cost, machine_seconds, to_finish
+from orchestrator.budget import billed_seconds, breakeven_reclaims, cost, machine_seconds, to_finish, traffic
 from orchestrator.model import Policy
 from orchestrator.placement import in_the_end
 from orchestrator.planning import Plan
@@ -51,13 +51,11 @@ def rows(plan: Plan, offers: Iterable[Offer]) -> list[Row]:
     """All offers, cheapest in the end first, each with why it is not the chosen one; the chosen one says so."""
     cap = "max_price" if plan.price_cap_given else "the price cap"
     reasons = {id(out.offer): out.why.replace("max_price", cap) for out in plan.left_out}
-    found = []
+    chosen, policy, found = plan.chosen, plan.policy, []
+    least = in_the_end(chosen, policy) if chosen is not None and _comparable(chosen, policy) else None
     for offer in offers:
-        if offer is plan.chosen:
-            why = "chosen"
-        else:
-            why = reasons.get(id(offer)) or _dearer(offer, plan)
-        total = in_the_end(offer, plan.policy) if _comparable(offer, plan.policy) else None
+        total = in_the_end(offer, policy) if _comparable(offer, policy) else None
+        why = "chosen" if offer is chosen else reasons.get(id(offer)) or _dearer(offer, total, least, plan)
         found.append(Row(offer, total, why))
     return sorted(found, key=lambda row: (_order(row, plan.policy), row.offer.key))
 
@@ -72,14 +70,13 @@ def _order(row: Row, policy: Policy) -> tuple[bool, Decimal, Decimal]:
     return worth is None, row.total if row.total is not None else hourly, hourly
 
 
-def _dearer(offer: Offer, plan: Plan) -> str:
-    """Why an offer that may be taken is not the best."""
+def _dearer(offer: Offer, total: Decimal | None, least: Decimal | None, plan: Plan) -> str:
+    """Why an offer that may be taken is not the best. `least`: what the chosen one costs in the end."""
     policy, chosen = plan.policy, plan.chosen
-    if policy.work is None or chosen is None:
+    if total is None or least is None or chosen is None:
         return "not cheaper than the chosen one"
     worth, best = policy.worth(offer.currency) or Decimal(1), policy.worth(chosen.currency) or Decimal(1)
     if offer.hourly * worth >= chosen.hourly * best:
-        total, least = in_the_end(offer, policy), in_the_end(chosen, policy)
         return "not cheaper than the chosen one" if total >= least else "its pool was reclaimed lately"
     return "cheaper an hour, not in the end: " + (", ".join(_burdens(offer, policy)) or "about the same")
 
@@ -98,6 +95,9 @@ def _burdens(offer: Offer, policy: Policy) -> Iterator[str]:
     billed = billed_seconds(total / machines, offer) * machines
     if billed > total * NOTICEABLE:
         yield f"billed for {billed / 3600:.1f} h"
+    data = traffic(offer, work, machines)
+    if data > in_the_end(offer, policy) * Decimal(NOTICEABLE - 1):
+        yield f"{data:.2f} {offer.currency} to bring the data"
     own = work.run_on.get(f"{offer.gpu}:{offer.gpu_count}")
     if own is not None and own > work.run_s * NOTICEABLE:
         yield f"took {own / 3600:.1f} h there before"
@@ -136,13 +136,18 @@ def funnel(ask: Ask, offers: Iterable[Offer]) -> list[tuple[str, int]]:
 def spot_choice(plan: Plan) -> SpotChoice | None:
     """Spot against on demand, where both may be taken and the job's length is known."""
     work, policy = plan.policy.work, plan.policy
-    allowed = list(plan.ranked)
+    if work is None:
+        return None
+    best = [next((offer for offer in plan.ranked if offer.spot is kind), None) for kind in (True, False)]
+    allowed = [offer for offer in best if offer is not None]
     if not plan.price_cap_given:  # the cap follows from the offer that was chosen, and must not decide the comparison
         allowed += [out.offer for out in plan.left_out if out.by == "max_price"]
-    allowed.sort(key=lambda offer: in_the_end(offer, policy))
-    spot = next((offer for offer in allowed if offer.spot), None)
-    demand = next((offer for offer in allowed if not offer.spot), None)
-    if work is None or spot is None or demand is None:
+    totals = {id(offer): in_the_end(offer, policy) for offer in allowed}
+    spot, demand = (
+        min((offer for offer in allowed if offer.spot is kind), key=lambda offer: totals[id(offer)], default=None)
+        for kind in (True, False)
+    )
+    if spot is None or demand is None:
         return None
     worth = policy.worth(spot.currency) or Decimal(1)
     most = to_finish(demand, work) * (policy.worth(demand.currency) or Decimal(1))

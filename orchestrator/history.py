@@ -12,9 +12,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from orchestrator.interval import measured
+from orchestrator.model import CreateOutcome, Reason
 
 if TYPE_CHECKING:
     from orchestrator.store import Store
+    from orchestrator.store.rows import AskedFor
 
 RUNS = 5  # newest finished runs of a name: older ones were other code
 STARTUP_S = 600.0  # the guess before the first run: boot, data and setup of an ordinary machine
@@ -39,6 +41,37 @@ class History:
 
 
 UNKNOWN = History()
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one provider has served in the last 90 days: creates that were sent, and what became of them."""
+
+    creates: int
+    refused: int
+    unanswered: int  # the answer of the create was lost
+    bad_hosts: int
+    reclaimed: int
+    ready_s: float | None  # median time from a create to a machine that answers; None: none did
+
+
+def records_of(store: Store, now: float) -> dict[str, Record]:
+    """provider -> its record; one that was never asked for a machine has none."""
+    rows: dict[str, list[AskedFor]] = {}
+    for row in store.asked_of_providers(now - RECLAIM_WINDOW_S):
+        rows.setdefault(row.provider, []).append(row)
+    found = {}
+    for provider, asked in rows.items():
+        ready = [row.ready_s for row in asked if row.ready_s is not None]
+        found[provider] = Record(
+            creates=len(asked),
+            refused=sum(row.create_outcome == CreateOutcome.REFUSED for row in asked),
+            unanswered=sum(row.create_outcome == CreateOutcome.AMBIGUOUS for row in asked),
+            bad_hosts=sum(row.reason == Reason.BAD_HOST for row in asked),
+            reclaimed=sum(row.reclaimed for row in asked),
+            ready_s=median(ready) if ready else None,
+        )
+    return found
 
 
 def history_of(store: Store, name: str, now: float) -> History:

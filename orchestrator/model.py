@@ -346,6 +346,7 @@ class Work:
     run_on: Mapping[str, float] = field(default_factory=dict)  # "<class>:<cards>" -> measured run_s there
     reclaims: Mapping[str, float] = field(default_factory=dict)  # provider -> seen reclaims of a spot machine an hour
     reclaims_per_h: float = 0.0  # where none were seen
+    in_bytes: int = 0  # of data that every machine is brought
 
 
 @dataclass(frozen=True)

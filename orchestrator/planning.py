@@ -13,7 +13,7 @@ from decimal import ROUND_UP, Decimal
 from typing import TYPE_CHECKING, Any
 
 from jobspecs.rules import is_remote
-from orchestrator.budget import affordable_end, cost, reserve, worst_case
+from orchestrator.budget import affordable_end, cost, reserve, traffic, worst_case
 from orchestrator.history import RECLAIMS_PER_H, UNKNOWN, History
 from orchestrator.interval import Saving, saving
 from orchestrator.model import Job, Policy
@@ -233,8 +233,10 @@ def _expected(own: Offer | None, chosen: Offer | None, policy: Policy, tasks: in
     crew = policy.crew
     if crew is None:
         return in_the_end(chosen, policy)
-    starts = min(crew.parallel, tasks) * policy.work.startup_s
-    return cost(starts + tasks * policy.work.run_s, own).quantize(CENTS, rounding=ROUND_UP)
+    machines = min(crew.parallel, tasks)
+    data = traffic(chosen, policy.work, machines) * (policy.worth(chosen.currency) or Decimal(0))
+    whole = cost(machines * policy.work.startup_s + tasks * policy.work.run_s, own) + data
+    return whole.quantize(CENTS, rounding=ROUND_UP)
 
 
 def _worst(offer: Offer | None, policy: Policy, cap: Decimal | None, tasks: int) -> tuple[Decimal | None, str]:

@@ -84,8 +84,10 @@ def estimate_of(spec: JobSpec) -> Estimate | None:
     )  # fmt: skip
 
 
-def work_of(spec: JobSpec, history: History) -> Work | None:
-    """How long the job takes: `expected`, a serve job's ttl, or what earlier runs took; None when nobody knows."""
+def work_of(spec: JobSpec, history: History, data: int = 0) -> Work | None:
+    """How long the job takes, with `data` bytes on every machine: `expected`, a serve job's ttl, or what earlier runs
+    took; None when nobody knows.
+    """
     run_on: Mapping[str, float] = {}
     if spec.expected is not None:
         run = float(spec.expected.seconds)
@@ -105,6 +107,7 @@ def work_of(spec: JobSpec, history: History) -> Work | None:
         run_on=run_on,
         reclaims=history.reclaims,
         reclaims_per_h=RECLAIMS_PER_H,
+        in_bytes=data,
     )
 
 
@@ -139,8 +142,9 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
     memory, whole = estimate_of(spec), budget_of(spec)
     manifests = [each for each in job.data_manifests.values() if isinstance(each, Mapping)]
     regions = {str(each.get("region") or "") for each in manifests} if "cross-region" not in spec.allow else set()
+    data = sum(int(each.get("bytes") or 0) for each in manifests)
     return Policy(
-        ask=ask_of(spec, sum(int(each.get("bytes") or 0) for each in manifests)),
+        ask=ask_of(spec, data),
         data_regions=frozenset(regions - {""}),
         spot=modes[spec.spot],
         providers=tuple(spec.providers),
@@ -161,7 +165,7 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         results_on=when,
         vram_gb=memory.need if memory is not None else 0.0,
         vram_more_gb=memory.more_per_card if memory is not None else 0.0,
-        work=work_of(spec, history),
+        work=work_of(spec, history, data),
         finish_by=spec.finish_by.timestamp() if spec.finish_by is not None else None,
         currency=job.currency,
         crew=crew_of(spec),

@@ -117,6 +117,7 @@ class Offer:
     container: str = ""  # a docker image that the agent runs the job in, on a machine that the provider starts as usual
     min_billing_s: int = 0
     billing_step_s: int = 1
+    in_per_gb: Decimal = Decimal(0)  # of traffic into the machine, for each 10^9 bytes, in `currency`
     stand_in: bool = False  # the GPU is an imitation (`local`)
     raw: Mapping[str, Any] = field(default_factory=dict)
 

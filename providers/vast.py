@@ -6,8 +6,8 @@ Rules
   wins. That is never dead; it is shown as a reclaim that is over, so that the machine is destroyed first.
 - No status of Vast is final: a destroyed contract is null. An error of a create may carry the contract that it made
   all the same; that one is destroyed before the refusal is said.
-- Listings come in pages of 25 rows: all of them or an error. Searches have a quota by the day, so an ask is one search
-  for each kind of card and market, and after a refusal none is sent until the quota's own reset.
+- Listings come in pages of 25 rows: all of them or an error. Searches have a quota by the day, so an ask is at most
+  three searches a market, by memory, and after a refusal none is sent until the quota's own reset.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ DISK_GB = 40  # cannot grow later
 PAGE = 25
 PAGES_MAX = 400  # ten thousand machines: a token that never ends is a bug of somebody's
 SEARCH_LIMIT = 200
+SPANS_MAX = 3  # searches a market: cards of more sizes of memory share them
 BID_MARGIN = Decimal("1.25")  # above the least bid, so that the next bidder's cent does not take the machine
 LEAST_BID, CENT = Decimal("0.001"), Decimal("0.001")
 RUNTYPE = "ssh_direc ssh_proxy"  # as the company's own client spells "direct, else by proxy"
@@ -142,8 +143,7 @@ class VastProvider:
         if not regions:
             return ()
         found: dict[str, Offer] = {}
-        for vram in sorted({wish.vram_gb for wish in ask.gpus}):
-            wishes = [wish for wish in ask.gpus if wish.vram_gb == vram]
+        for wishes in _spans(ask.gpus):
             for spot in (False, True) if ask.spot is None else (ask.spot,):
                 for row in self._search(ask, wishes, regions, spot):
                     offer = self._offer(row, ask, wishes, regions, spot)
@@ -153,12 +153,12 @@ class VastProvider:
 
     def _search(self, ask: Ask, wishes: Iterable[GpuWish], regions: Iterable[str], spot: bool) -> Any:
         wishes = tuple(wishes)
-        vram = wishes[0].vram_gb
+        least, most = min(wish.vram_gb for wish in wishes), max(wish.vram_gb for wish in wishes)
         body: dict[str, Any] = {
             "rentable": {"eq": True},
             "rented": {"eq": False},
             "num_gpus": {"in": sorted({wish.count for wish in wishes})},
-            "gpu_ram": {"gte": int(vram * (1 - TOLERANCE) * 1000), "lte": int(vram * (1 + TOLERANCE) * 1024)},
+            "gpu_ram": {"gte": int(least * (1 - TOLERANCE) * 1000), "lte": int(most * (1 + TOLERANCE) * 1024)},
             "disk_space": {"gte": gigabytes(ask.disk_min, DISK_GB)},
             "direct_port_count": {"gte": 1},
             "allocated_storage": gigabytes(ask.disk_min, DISK_GB),
@@ -207,11 +207,12 @@ class VastProvider:
         region = next((each for each in regions if each == GLOBAL or place.endswith(each)), None)
         if region is None or cpus < ask.cpus_min or memory < ask.memory_min or whole(row.get("disk_space")) < disk:
             return None
-        machine = whole(row.get("machine_id"))
+        machine, traffic = whole(row.get("machine_id")), number(row.get("inet_down_cost")) or Decimal(0)
         return Offer(
             self.name, self.account, region, f"{number_of}:{disk}:{bid if bid is not None else ''}", spot,
             per_hour(hourly), "USD", gpu=card.name, gpu_count=count, vram_gb=card.vram_gb, cpus=cpus, memory=memory,
-            disk=disk * 10**9, pool=f"machine {machine or number_of}", image=ask.image or IMAGE,
+            disk=disk * 10**9, in_per_gb=max(traffic, Decimal(0)), pool=f"machine {machine or number_of}",
+            image=ask.image or IMAGE,
             raw={"machine_id": str(machine), "place": place, "reliability": str(row.get("reliability2") or "")},
         )  # fmt: skip
 
@@ -347,6 +348,18 @@ class VastProvider:
             notice=Notice(time.time(), "stop") if over else None,
             raw={"actual_status": status, "status_msg": text(row.get("status_msg"))[:200]},
         )
+
+
+def _spans(wishes: Iterable[GpuWish]) -> list[list[GpuWish]]:
+    """The wishes by their memory, each span one search; of too many the nearest are searched together."""
+    sizes: dict[int, list[GpuWish]] = {}
+    for wish in wishes:
+        sizes.setdefault(wish.vram_gb, []).append(wish)
+    spans = [sizes[size] for size in sorted(sizes)]
+    while len(spans) > SPANS_MAX:
+        near = min(range(1, len(spans)), key=lambda i: spans[i][0].vram_gb / spans[i - 1][-1].vram_gb)
+        spans[near - 1 : near + 1] = [spans[near - 1] + spans[near]]
+    return spans
 
 
 def _codes(answer: Answer) -> tuple[str, ...]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.output import money, money_json, print_json, span, table
 from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from orchestrator.history import Record
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
         if row["configured"] and caps.balance:
             tellers[name] = provider
         rows.append(row)
-    told = balances(tellers)
+    told, records = balances(tellers), _records(home)
     for row in rows:
+        record = records.get(row["name"])
+        row["record"] = dataclasses.asdict(record) if record is not None else None
         about = told.get(row["name"])
         row["balance"] = None if about is None or isinstance(about, str) else money_json(about.amount, about.currency)
         row["balance_trouble"] = about if isinstance(about, str) else None
@@ -68,8 +75,34 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: its balance is not known: {about}")
         else:
             print(f"{name}: {money(about.amount, about.currency)} to spend")
+    for name, record in sorted(records.items()):
+        print(f"{name}: {_record_text(record)}")
     print("\nA spec without `providers` may use every configured one, but never `local`.")
     return exits.OK
+
+
+def _records(home: Home) -> dict[str, Record]:
+    """What the books say of each provider; nothing where there are none."""
+    from orchestrator.history import records_of
+
+    if not home.database.exists():
+        return {}
+    from orchestrator.cli.reading import reader
+
+    with reader(home) as store:
+        return records_of(store, time.time())
+
+
+def _record_text(record: Record) -> str:
+    """`12 machines asked for in 90 days: 2 refused, 1 bad host, 3 reclaimed; ready after 1m35s (median)`."""
+    counts = (
+        (record.refused, "refused"), (record.unanswered, "without an answer"), (record.bad_hosts, "on bad hosts"),
+        (record.reclaimed, "reclaimed"),
+    )  # fmt: skip
+    failures = ", ".join(f"{count} {word}" for count, word in counts if count) or "no failure"
+    ready = f"; ready after {span(record.ready_s)} (median)" if record.ready_s is not None else ""
+    some = "machines" if record.creates > 1 else "machine"
+    return f"{record.creates} {some} asked for in 90 days: {failures}{ready}"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

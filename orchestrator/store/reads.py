@@ -13,6 +13,7 @@ from orchestrator.model import Assignment, Attempt, CheckpointRow, Job, Rental, 
 from orchestrator.store.connection import Connection
 from orchestrator.store.errors import StoreError
 from orchestrator.store.rows import (
+    AskedFor,
     Bill,
     Entry,
     ItemRow,
@@ -200,6 +201,10 @@ class Reads(Connection):
         """Provider -> (reclaims, hours) of its spot machines that were rented since then."""
         rows = self._rows("spot_use", since=since, now=now)
         return {row["provider"]: (int(row["reclaims"]), float(row["hours"])) for row in rows}
+
+    def asked_of_providers(self, since: float) -> tuple[AskedFor, ...]:
+        """One row for each create that was sent since then, and what became of it."""
+        return build_all(AskedFor, self._rows("asked_of_providers", since=since))
 
     def prices(self, provider: str, ask: str) -> tuple[float, tuple[Offer, ...]] | None:
         """(when, offers) of the last answer to this question; None when it was never asked."""

@@ -57,6 +57,17 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class AskedFor:
+    """One create that was sent to a provider."""
+
+    provider: str
+    create_outcome: str | None
+    reason: str | None
+    reclaimed: bool
+    ready_s: float | None  # until the machine was ready; None: it never was
+
+
+@dataclass(frozen=True)
 class Bill:
     """One line of the ledger: what a rental has cost so far for one kind of thing."""
 
@@ -171,10 +182,13 @@ def money(amount: Decimal | None) -> str | None:
     return None if amount is None else format(amount, "f")
 
 
+_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, separators=(",", ":"))  # made once: a market has thousands
+
+
 def text(document: Any) -> str:
     """JSON; Decimals and other values become their `str`. Half a surrogate pair (a byte of a machine's file name that
     is no UTF-8) stays the escape that JSON has for it."""
-    shown = json.dumps(document, default=str, ensure_ascii=False, separators=(",", ":"))
+    shown = _ENCODER.encode(document)
     return shown.encode("utf-8", "backslashreplace").decode()
 
 
@@ -186,8 +200,13 @@ def plain(value: Any) -> dict[str, Any]:
     }
 
 
+_NAMES: dict[Any, tuple[str, ...]] = {}
+
+
 def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in dataclasses.fields(cls))
+    if cls not in _NAMES:
+        _NAMES[cls] = tuple(one.name for one in dataclasses.fields(cls))
+    return _NAMES[cls]
 
 
 def offer_text(offer: Offer) -> str:
@@ -198,10 +217,12 @@ def offer_text(offer: Offer) -> str:
 def offer_of(document: Mapping[str, Any]) -> Offer:
     """The reverse; keys of another version's offer are left aside."""
     known = {name: document[name] for name in _OFFER if name in document}
-    return Offer(**{**known, "hourly": Decimal(document["hourly"])})
+    money = {name: Decimal(known[name]) for name in _OFFER_MONEY if name in known}
+    return Offer(**{**known, **money})
 
 
 _OFFER = _names(Offer)
+_OFFER_MONEY = ("hourly", "in_per_gb")
 
 
 def exit_text(end: Exit) -> str:
@@ -266,6 +287,7 @@ _CONVERT: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Notice: {"over": bool},
     Preflight: {"findings": lambda value: tuple(json.loads(value)), "facts": json.loads},
     Bill: {"amount": Decimal, "play": bool},
+    AskedFor: {"reclaimed": bool},
     Progress: {"sample": json.loads, "transfer": json.loads, "alarms": lambda value: tuple(json.loads(value))},
 }
 #: Asked once: a listing of 1,000 jobs builds thousands of rows.

@@ -41,6 +41,7 @@ def test_an_offer_of_a_bid_costs_what_is_bid_and_its_disk(company: FakeVast, vas
     assert offer.key == "101:100:0.150"  # the least bid of 0.12 and a quarter
     assert offer.hourly == Decimal("0.1706")  # 0.15 and 100 GB at 0.15 a month, rounded up
     assert (offer.disk, offer.pool, offer.gpu) == (100 * 10**9, "machine 9101", "RTX-4090")
+    assert offer.in_per_gb == Decimal("0.002")
     made = vast.create(offer, TAG, time.time() + 900, Boot("true", PUBLIC))
     asked = company.contracts[int(made.ref.id)].asked
     assert (asked["price"], asked["disk"]) == (0.15, 100)
@@ -219,3 +220,17 @@ def test_a_success_that_names_no_contract_is_open(company: FakeVast, vast: VastP
 def test_the_balance_is_what_the_account_says(company: FakeVast, vast: VastProvider) -> None:
     company.credit = 12.5
     assert vast.balance() == Balance(Decimal("12.5"), "USD")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "searches"),
+    [((24,), 2), ((24, 80), 4), ((24, 48, 80), 6), ((10, 12, 16, 24, 32, 40, 48, 80, 94, 141, 192), 6)],
+)
+def test_any_number_of_cards_takes_few_of_the_days_searches(
+    company: FakeVast, vast: VastProvider, sizes: tuple[int, ...], searches: int
+) -> None:
+    known = (ONE_4090, GpuWish("A100-80GB-SXM", 80, 1))
+    wishes = tuple(next((k for k in known if k.vram_gb == size), GpuWish(f"C-{size}", size, 1)) for size in sizes)
+    found = vast.offers(Ask(gpus=wishes))
+    assert company.sent("POST", "/bundles") == searches
+    assert {offer.gpu for offer in found} == {wish.name for wish in wishes} & {wish.name for wish in known}

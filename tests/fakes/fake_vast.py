@@ -113,6 +113,7 @@ class FakeVast(FakeApi):
             "id": number, "ask_contract_id": number, "machine_id": 9000 + number, "host_id": 7, "gpu_name": card,
             "gpu_ram": ram, "num_gpus": count, "cpu_cores_effective": 16.0, "cpu_ram": 128000, "gpu_frac": 0.5,
             "disk_space": 800.0, "dph_base": base, "dph_total": base + 0.01, "min_bid": least, "storage_cost": 0.15,
+            "inet_down_cost": 0.002,
             "geolocation": place.split(", ")[1], "verification": "verified", "verified": True, "rentable": True,
             "rented": False, "direct_port_count": 10, "reliability2": 0.998, "is_bid": bid,
         }  # fmt: skip

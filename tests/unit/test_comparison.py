@@ -17,7 +17,7 @@ from jobspecs.schema import JobSpec, to_document
 from orchestrator import actions, prices
 from orchestrator.cli import main
 from orchestrator.comparison import billing_mode, funnel, removed, rows, spot_choice, warnings
-from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History, history_of
+from orchestrator.history import RECLAIMS_PER_H, STARTUP_S, UNKNOWN, History, history_of, records_of
 from orchestrator.home import Home
 from orchestrator.model import Exit, Outcome, Reason
 from orchestrator.planning import Exchange, Plan, Quote, make_plan
@@ -251,6 +251,18 @@ def test_a_lost_machine_counts_to_the_length_and_to_the_rate_of_its_provider(tmp
     # one reclaim in about 1.5 h leans on 2 in 10 h of the guess
     assert found.reclaims["acme"] == pytest.approx((1 + RECLAIMS_PER_H * 10) / (found.spot_hours + 10))
     assert found.spot_hours == pytest.approx(1.5, abs=0.1)
+
+
+def test_the_record_of_a_provider_counts_what_became_of_each_create(tmp_path: Path) -> None:
+    home = home_at(tmp_path)
+    done(home, 1, 1.0, lost=True)
+    done(home, 2, 1.0)
+    with writer(home) as store:
+        (found,) = records_of(store, 1e6).items()
+        assert found[0] == "acme"
+        assert (found[1].creates, found[1].refused, found[1].bad_hosts, found[1].reclaimed) == (3, 0, 0, 1)
+        assert found[1].ready_s is not None
+        assert records_of(store, 1e9) == {}, "what is older than 90 days is forgotten"
 
 
 # --- the verb ---

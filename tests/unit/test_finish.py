@@ -122,3 +122,12 @@ def test_reclaims_never_make_a_job_cheaper(hourly: Decimal, run: int, rate: floa
         # rounding of one machine's time may be lost when it is spread over several
         assert rough >= calm - hourly * Decimal(step + 1) / 3600
         assert machines >= 1
+
+
+def test_data_is_paid_for_on_every_machine_where_the_company_bills_traffic() -> None:
+    work = Work(run_s=10 * 3600, startup_s=0.0, rework_s=3600, in_bytes=250 * 10**9)
+    metered = replace(DEMAND, in_per_gb=Decimal("0.02"), spot=False)
+    assert to_finish(metered, work) - to_finish(replace(metered, in_per_gb=Decimal(0)), work) == Decimal("5.000000")
+    # Half a reclaim an hour that costs an hour doubles the time: 1 + 0.5 * 20 machines
+    again = to_finish(replace(metered, spot=True), work, 0.5)
+    assert again - to_finish(replace(metered, spot=True, in_per_gb=Decimal(0)), work, 0.5) == 11 * Decimal("5")
