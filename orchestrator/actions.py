@@ -121,6 +121,15 @@ class StoreExit:
 
 
 @dataclass(frozen=True)
+class StoreBegun:
+    """Store that a run which was ordered ahead has begun, and when. Repeated: the first time stays."""
+
+    task: str
+    n: int
+    at: float
+
+
+@dataclass(frozen=True)
 class StoreResultsLost:
     """The end came before the results were home; said to the user. Repeated: the same words."""
 
@@ -306,6 +315,19 @@ class SendClose:
 
 
 @dataclass(frozen=True)
+class Withdraw:
+    """Take back an order that was given ahead. Repeated: closed is closed; refused for a run that has begun."""
+
+    rental: str
+    task: str
+    n: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.rental}/withdraw/{self.task}.{self.n}"
+
+
+@dataclass(frozen=True)
 class MirrorCheckpoints:
     """Make complete checkpoints durable, manifest last. Repeated: content is compared, a manifest is written once."""
 
@@ -381,6 +403,7 @@ Write = (
     | CommitAssignment
     | ResumeOther
     | StoreExit
+    | StoreBegun
     | StoreResultsLost
     | SetOutcome
     | SetTaskOutcome
@@ -400,6 +423,7 @@ Effect = (
     | SendOrder
     | SendSignal
     | SendClose
+    | Withdraw
     | MirrorCheckpoints
     | RenewStore
     | CollectResults

@@ -28,6 +28,7 @@ class Bench:
         self.facts, self.policy = facts, policy
         self.crew: Crew = policy.crew
         self.taken: set[str] = set()  # given to a machine in this very decision
+        self.awaited = 0  # machines that are on their way, or would be rented, for tasks that wait
         self.idle = self.ready = 0  # machines for which a leg is to be drawn; and those of them that can take it now
 
     @cached_property
@@ -61,7 +62,7 @@ class Bench:
     def in_hand(self, task: str) -> bool:
         """Whether a live machine has it."""
         run = self.newest(task)
-        rental = self.rentals.get(run.rental) if run is not None else None
+        rental = self.rentals.get(run.rental) if run is not None and not run.withdrawn else None
         return rental is not None and rental.rental.phase is RentalPhase.LIVE
 
     @cached_property
@@ -72,10 +73,13 @@ class Bench:
 
     def next(self) -> Task | None:
         """The task that the next free machine gets; one whose last machine may still run it is passed over."""
+        return next(self.assignable(), None)
+
+    def assignable(self) -> Iterator[Task]:
+        """Tasks that a machine could be given now."""
         for task in self.waiting:
             if task.id not in self.taken and task.cancel_at is None and task.stop_at is None and self.free(task.id):
-                return task
-        return None
+                yield task
 
     def free(self, task: str) -> bool:
         """Whether no earlier run of it can still write; most of hundreds of tasks never had one."""
@@ -86,17 +90,43 @@ class Bench:
         """Legs that a search may still draw."""
         return 0 if self.facts.exhausted else max(0, self.crew.trials - len(self.facts.tasks))
 
+    @cached_property
+    def _on(self) -> dict[str, list[Assignment]]:
+        """The runs of each rental, the earlier committed first."""
+        found: dict[str, list[Assignment]] = {}
+        for run in sorted(self.facts.assignments, key=lambda run: (run.committed_at, run.n)):
+            found.setdefault(run.rental, []).append(run)
+        return found
+
+    def held(self, rental: str) -> list[Assignment]:
+        """The runs that a live machine has in hand, the earlier first: one at work, and perhaps one before it whose end
+        is not decided yet, or one ahead."""
+        return [
+            run
+            for run in self._on.get(rental, ())
+            if self.tasks[run.task].outcome is None and self.newest(run.task) is run and not run.withdrawn
+        ]
+
     def held_by(self, rental: str) -> Assignment | None:
         """The run that a live machine is at; None when it is free for the next task."""
-        mine = [run for run in self.facts.assignments if run.rental == rental]
-        last = max(mine, key=lambda run: (run.committed_at, run.n), default=None)
-        if last is None or self.tasks[last.task].outcome is not None or self.newest(last.task) != last:
-            return None
-        return last
+        held = self.held(rental)
+        return next((run for run in held if run.exit is None), held[-1] if held else None)
+
+    def before(self, run: Assignment) -> Assignment | None:
+        """The run on the same machine that has to be over first; None when nothing is in its way."""
+        held = self.held(run.rental)
+        place = held.index(run) if run in held else 0
+        return held[place - 1] if place else None
+
+    @cached_property
+    def ahead(self) -> list[Assignment]:
+        """Runs that were given to machines at work and have not begun, as far as is known."""
+        live = (r.rental.id for r in self.facts.rentals if r.rental.phase is RentalPhase.LIVE)
+        return [run for rental in live for run in self.held(rental)[1:] if run.ordered_at is None]
 
     def brought(self, run: Assignment) -> bool:
         """Whether all that the run needs is on its machine by an earlier task's run there: code and data."""
-        there = (a for a in self.facts.assignments if a.rental == run.rental and a.key != run.key)
+        there = (a for a in self._on.get(run.rental, ()) if a.key != run.key)
         return not run.resume_hash and any(a.ordered_at is not None for a in there)
 
     def live(self) -> Iterator[RentalFacts]:

@@ -71,5 +71,5 @@ def _write_one(store: Store, now: float, job: str, rental: str, newest: _Newest)
             shown = {"what": seen.what, "bytes": seen.bytes, "total": seen.total, "rate": round(seen.rate), "at": now}
             store.progress_seen(job, mine[key].task, mine[key].n, now, transfer=shown if seen.what else {})
     if newest.sample is not None and mine:
-        last = max(mine.values(), key=lambda run: run.n)
+        last = max(mine.values(), key=lambda run: (run.ordered_at or 0.0, run.n))
         store.progress_seen(job, last.task, last.n, now, sample=newest.sample)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from orchestrator.actions import DrawLegs, SendOrder
 from orchestrator.bench import Bench
+from orchestrator.ending import save_at
 from orchestrator.execute import Context
 from orchestrator.leg_rows import legs_in
 from orchestrator.model import PLAIN_TASK, Assignment, Facts, Job, Policy, Reason, Rental
@@ -79,7 +80,13 @@ def _of_many(loop: Loop, context: Context, facts: Facts, policy: Policy, run: As
     task = bench.tasks[run.task]
     over = frozenset(row.item for row in loop.store.items(context.job.id)) if task.items else frozenset()
     why: Literal["ttl", "budget"] = "budget" if bench.by_budget(run) else "ttl"
-    return replace(context, task=task, limit_s=bench.limit_s(run), limit_why=why, over=over)
+    context = replace(context, task=task, limit_s=bench.limit_s(run), limit_why=why, over=over)
+    before, machine = bench.before(run), bench.rentals[run.rental]
+    seen = machine.machine.runs.get(before.key) if before is not None else None
+    if before is None or before.exit is not None or (seen is not None and seen.dead):
+        return context
+    room = min(machine.rental.end, machine.rental.wanted_end) - save_at(facts, policy, machine)
+    return replace(context, after=before.key, room_s=room)
 
 
 def _run_of(facts: Facts, action: Effect) -> Assignment | None:

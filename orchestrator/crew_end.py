@@ -15,9 +15,10 @@ from orchestrator import batch, workers
 from orchestrator.actions import SetOutcome, SetTaskOutcome, StoreResultsLost
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
-from orchestrator.leg_rules import meaning
-from orchestrator.model import Outcome, Reason, RentalPhase, Task
+from orchestrator.leg_rules import leg_ending, meaning
+from orchestrator.model import Outcome, Reason, RentalPhase, SignalWhy, Task
 from orchestrator.successor import OFFERS_FRESH_S, wait
+from orchestrator.verdict import SIGNAL_REASON
 from orchestrator.work import outcome_of
 
 
@@ -54,8 +55,12 @@ def _settle_task(draft: Draft, bench: Bench, task: Task) -> None:
                 draft.do(StoreResultsLost(run.task, run.n, lost))
             draft.conclude(task.id, outcome_of(verdict, run), "decided although its machine is lost")
             return
+    why = leg_ending(draft, bench, run) if run is not None and run.withdrawn else None
     if task.cancel_at is not None:
         draft.conclude(task.id, SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled"), "it was cancelled")
+    elif why in (SignalWhy.TTL, SignalWhy.BUDGET):
+        outcome = SetOutcome(Outcome.FAILED, SIGNAL_REASON[why], f"{why} came before the start")
+        draft.conclude(task.id, outcome, "nothing is left for it")
     elif task.stop_at is not None:
         draft.conclude(task.id, SetOutcome(Outcome.DONE, Reason.STOPPED_EARLY, task.stop_why), "stopped early")
     elif workers.fruitless(draft.facts, bench, task.id) >= workers.LOSSES_MAX:

@@ -5,12 +5,14 @@ The end always wins: saving starts early enough before it, by the job's own grac
 
 from __future__ import annotations
 
+from orchestrator.actions import SetOutcome
 from orchestrator.draft import Draft
 from orchestrator.leg_rules import leg_ending
-from orchestrator.model import Assignment, Facts, Policy, Reason, RentalFacts, SignalWhy
+from orchestrator.model import Assignment, Facts, Outcome, Policy, Reason, RentalFacts, SignalWhy
 
 SAVE_MIN_S = 120.0  # time kept before an end for bringing results home, beyond the job's own grace
 SAVE_SHARE = 3  # never more than a third of a rental's life: a short ttl still runs something
+CANCEL_PATIENCE_S = 30.0  # a cancelled machine that does not answer is released unsaved after this
 NOTICE_MARGIN_S = 3.0  # the signal leaves the job the notice less this, for the last copy
 
 
@@ -57,3 +59,15 @@ def grace(draft: Draft, rental: RentalFacts, why: SignalWhy) -> float:
         at = notice.at if notice is not None else _provider_notice(rental)
         limit = min(limit, (at or draft.now) - draft.now - NOTICE_MARGIN_S)
     return max(1.0, min(policy.grace_s, limit))
+
+
+def stop_unreachable(draft: Draft, task: str, why: SignalWhy | None) -> None:
+    """The user's word about a task whose machine does not answer: waited for a while, then decided unsaved."""
+    job = draft.facts.job
+    if why is not SignalWhy.CANCEL or job.cancel_at is None:
+        return  # one of many tasks waits for its machine's word: another must not start there meanwhile
+    if job.cancel_now or draft.now - job.cancel_at >= CANCEL_PATIENCE_S:
+        outcome = SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled while the machine did not answer")
+        draft.conclude(task, outcome)
+    else:
+        draft.wake(job.cancel_at + CANCEL_PATIENCE_S)

@@ -83,6 +83,8 @@ class Context:
     task: Task | None = None
     limit_s: float | None = None  # seconds that the run may last by its leg's own ttl and money ...
     limit_why: Literal["ttl", "budget"] = "ttl"  # ... and which of them made it
+    after: str = ""  # the run on this machine that has to end before an order begins, "<task>.<n>"
+    room_s: float = 0.0  # and what must be left then before the machine's end
     over: frozenset[str] = frozenset()  # items of a batch that need not be done again
     legs: tuple[Leg, ...] = ()  # what a search draws the next legs from
 
@@ -284,6 +286,8 @@ def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[
             return machines.signal(context, effect)
         case act.SendClose():
             return machines.close(context)
+        case act.Withdraw():
+            return machines.withdraw(context)
         case act.MirrorCheckpoints():
             return machines.mirror(context)
         case act.RenewStore():

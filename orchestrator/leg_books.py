@@ -68,7 +68,7 @@ def legs_of(books: Books) -> list[Leg]:
                 currency=books.currency,
                 play=play,
                 seconds=sum(seconds.get(run.key, 0.0) for run in own),
-                attempts=len(own),
+                attempts=sum(not run.withdrawn for run in own),
             )
         )
     return found

@@ -115,9 +115,16 @@ class Machines(StoreMachines):
                 "path": checkpoint.path if checkpoint is not None and checkpoint.path != "." else "",
                 "pattern": checkpoint.pattern if checkpoint is not None else None,
             },
+            after=context.after,
+            room_s=round(context.room_s, 1),
             **container_of(spec, rental.offer),
         )
-        return {"already": answer.get("already", False), **given}
+        return {"already": answer.get("already", False), "after": context.after, **given}
+
+    def withdraw(self, context: Context) -> Mapping[str, Any]:
+        """Take back an order that was given ahead."""
+        rental, run = context.the_rental(), context.the_run()
+        return self._ask(rental, "withdraw", job=context.job.id, task=run.task, n=run.n)
 
     def signal(self, context: Context, effect: act.SendSignal) -> Mapping[str, Any]:
         """The job's own signal, and its grace."""

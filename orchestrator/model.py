@@ -197,6 +197,11 @@ class Assignment:
     def key(self) -> str:
         return f"{self.task}.{self.n}"
 
+    @property
+    def withdrawn(self) -> bool:
+        """Closed without ever having begun: nothing of it has run, and its task waits again."""
+        return self.closed_at is not None and self.ordered_at is None and self.exit is None
+
 
 @dataclass(frozen=True)
 class CheckpointRow:
@@ -239,6 +244,9 @@ class AgentRun:
     dead: bool = False
     closed: bool = False
     lost: bool = False
+    staged: bool = False  # ordered ahead, and not begun
+    limit_s: float | None = None  # of a staged one: what it would be given of its task's own time and money
+    begun_s: float | None = None  # of one that was ordered ahead: seconds since it began
     started: float | None = None
     ended: float | None = None
     checkpoints: tuple[AgentCheckpoint, ...] = ()
@@ -320,6 +328,7 @@ class Facts:
     passed_over: frozenset[str] = frozenset()  # hashes of checkpoints that look unfinished beside their neighbours
     collected_at: Mapping[str, float] = field(default_factory=dict)  # rental -> when results were last brought home
     running_since: Mapping[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when its program was first seen
+    begun: Mapping[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when what was ordered ahead began
     steps_seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # "<task>.<n>" -> first, furthest step
     checkpoints_left: frozenset[str] = frozenset()  # "<task>.<n>" with complete checkpoints not yet durable
     items: Mapping[str, str] = field(

@@ -152,6 +152,7 @@ class Observer:
             save_s=self._save_s(rentals),
             collected_at={r.rental.id: self.of(r.rental.id).collected_at for r in rentals},
             running_since=self._of_runs(rentals, assignments, "running_since"),
+            begun=self._of_runs(rentals, assignments, "begun"),
             steps_seen=self._of_runs(rentals, assignments, "steps"),
             checkpoints_left=frozenset(left),
             store_until={

@@ -200,7 +200,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
         case act.Prepare():
             seen.prepared.add(run)
         case act.SendOrder():
-            loop.store.ordered(job, action.task, action.n, receipt.at)
+            if not data.get("after"):  # one that was ordered ahead is told when it begins
+                loop.store.ordered(job, action.task, action.n, receipt.at)
             if "store_until" in data:
                 seen.store_until[run] = data["store_until"]
         case act.SendSignal():
@@ -208,6 +209,8 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             if known is not None:
                 runs = {**seen.machine.runs, run: replace(known, signalled=action.why)}
                 seen.machine = replace(seen.machine, runs=runs)
+        case act.Withdraw():
+            loop.store.closed(job, action.task, action.n, receipt.at)
         case act.SendClose():
             if data.get("dead"):
                 reports.marks(loop, job, action.rental, run)  # the whole log is here: it belongs to what is decided now

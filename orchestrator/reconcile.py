@@ -51,5 +51,6 @@ def _crew(draft: Draft, bench: Bench) -> None:
         return
     workers.draw(draft, bench)
     shortage = workers.hire(draft, bench)
+    workers.stage(draft, bench)
     if shortage is not None and not draft.decided(OpenRental):  # a machine that is being rented is no shortage yet
         crew_end.short(draft, bench, shortage)

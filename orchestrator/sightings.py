@@ -28,6 +28,7 @@ class Sightings:
     prepared: set[str] = field(default_factory=set)  # "<task>.<n>"
     mirrored: set[tuple[str, str, int, float]] = field(default_factory=set)  # run, name, bytes, mtime
     running_since: dict[str, float] = field(default_factory=dict)  # run -> when its program was first seen running
+    begun: dict[str, float] = field(default_factory=dict)  # run -> when one that was ordered ahead began
     steps: dict[str, tuple[float, float]] = field(default_factory=dict)  # run -> first and furthest step of its log
     store_until: dict[str, float] = field(default_factory=dict)  # "<task>.<n>" -> when its access is to be renewed
     marked: dict[str, tuple[str, ...]] = field(default_factory=dict)  # run -> items of a batch that it says are done
@@ -96,8 +97,10 @@ class Sightings:
             self.machine = parse_status(status)
 
     def note_running(self, now: float) -> None:
-        """Remember since when programs run: setup may take an hour, in which no checkpoint is due."""
+        """Remember since when programs run: setup may take an hour, in which no checkpoint is due. By our own clock."""
         for key, run in self.machine.runs.items():
+            if run.begun_s is not None:
+                self.begun.setdefault(key, now - max(0.0, run.begun_s))
             if run.state == "run":
                 self.running_since.setdefault(key, now)
 
@@ -197,6 +200,9 @@ def _run(row: Mapping[str, Any]) -> AgentRun | None:
         dead=row.get("dead") is True,
         closed=row.get("closed") is True,
         lost=row.get("lost") is True or row.get("rebooted") is True,
+        staged=row.get("staged") is True,
+        limit_s=_number(_mapping(row.get("limit")).get("s")),
+        begun_s=_number(row.get("begun_s")),
         started=_number(row.get("started")),
         ended=_number(row.get("ended")),
         checkpoints=tuple(c for c in map(_checkpoint, _list(row.get("checkpoints"))) if c is not None),

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from orchestrator import batch, placement, reaction, resume, saves
+from orchestrator import ahead, batch, placement, reaction, resume, saves
 from orchestrator.actions import (
     Alarm,
     CollectResults,
@@ -27,7 +27,7 @@ from orchestrator.actions import (
     StoreResultsLost,
 )
 from orchestrator.draft import Draft
-from orchestrator.ending import ending, grace
+from orchestrator.ending import ending, grace, stop_unreachable
 from orchestrator.leg_rules import leg_ending, meaning
 from orchestrator.model import (
     AgentRun,
@@ -41,14 +41,13 @@ from orchestrator.model import (
     SignalWhy,
     Task,
 )
-from orchestrator.verdict import CHECKPOINTED_EXIT, SIGNAL_REASON, Verdict
+from orchestrator.verdict import CHECKPOINTED_EXIT, Verdict
 
 RESULTS_GIVE_UP_S = 3600.0  # results that cannot be brought home hold the machine this long at most
 PREPARE_TRIES = 5  # then the host is taken for bad
 KNOWN_BAD_MAX = 2  # a provider that has nothing but this machine is taken at its word after these
 MARKED_EVERY_S = 1.0  # what an item of a batch made comes home as soon as it is marked: a lost machine loses no more
 COLLECT_EVERY_S = 60.0  # results are brought home bit by bit during the run
-CANCEL_PATIENCE_S = 30.0  # a cancelled machine that does not answer is released unsaved after this
 
 
 def run_step(draft: Draft, rental: RentalFacts) -> None:
@@ -66,6 +65,8 @@ def work_on(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
         after_exit(draft, rental, assignment)
         return
     run = rental.machine.runs.get(assignment.key)
+    if assignment.ordered_at is None and ahead.unordered(draft, rental, assignment):
+        return
     if run is not None and run.dead:
         draft.do(StoreExit(assignment.task, assignment.n, _exit_of(run, draft.now)), "the run has ended")
     elif assignment.ordered_at is None:
@@ -155,7 +156,7 @@ def _start(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     why = ending(draft, rental, assignment)
     if not rental.machine.connected:
         # The order may have left, and its answer died with an earlier controller: only the machine knows what runs
-        _stop_unreachable(draft, assignment.task, why)
+        stop_unreachable(draft, assignment.task, why)
         return
     if why is not None and assignment.key not in rental.machine.runs:
         _stop_unstarted(draft, rental, assignment, why)
@@ -192,12 +193,8 @@ def _stop_unstarted(draft: Draft, rental: RentalFacts, run: Assignment, why: Sig
             stop_without_run(draft, rental, why)
         else:
             draft.do(Release(rental.rental.id, rental.rental.end_reason, "its end has come"), "nothing runs on it")
-    elif run.closed_at is None:
-        draft.do(SendClose(rental.rental.id, run.task, run.n), "it must never start")
     else:
-        reason = SIGNAL_REASON[why]
-        outcome = Outcome.CANCELLED if why in (SignalWhy.CANCEL, SignalWhy.STOP) else Outcome.FAILED
-        draft.conclude(run.task, SetOutcome(outcome, reason, f"{reason} before the start"))
+        draft.do(SendClose(rental.rental.id, run.task, run.n), "it must never start")
 
 
 def stop_without_run(draft: Draft, rental: RentalFacts, why: SignalWhy) -> None:
@@ -222,7 +219,7 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     draft.say("RUNNING" if stage in ("run", "exited") else "SETUP", "" if stage == "run" else stage)
     why = ending(draft, rental, assignment)
     if not machine.connected:
-        _stop_unreachable(draft, assignment.task, why)
+        stop_unreachable(draft, assignment.task, why)
         return
     if stage == "run" and why is None:
         saves.watch(draft, rental, assignment)
@@ -253,17 +250,6 @@ def _keep_access(draft: Draft, rental: RentalFacts, assignment: Assignment) -> N
         draft.do(RenewStore(rental.rental.id, assignment.task, assignment.n), "its access to the store")
     else:
         draft.wake(until)
-
-
-def _stop_unreachable(draft: Draft, task: str, why: SignalWhy | None) -> None:
-    job = draft.facts.job
-    if why is not SignalWhy.CANCEL or job.cancel_at is None:
-        return  # one of many tasks waits for its machine's word: another must not start there meanwhile
-    if job.cancel_now or draft.now - job.cancel_at >= CANCEL_PATIENCE_S:
-        outcome = SetOutcome(Outcome.CANCELLED, Reason.CANCELLED, "cancelled while the machine did not answer")
-        draft.conclude(task, outcome)
-    else:
-        draft.wake(job.cancel_at + CANCEL_PATIENCE_S)
 
 
 # --- after the run ---------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from orchestrator import budget, placement, resume
-from orchestrator.actions import AskOffers, DrawLegs, OpenRental, Release, WaitForCapacity, WantEnd
+from orchestrator.actions import AskOffers, DrawLegs, OpenRental, Release, WaitForCapacity, WantEnd, Withdraw
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
 from orchestrator.ending import SAVE_MIN_S, ending
-from orchestrator.model import Facts, Reason, RentalFacts, RentalPhase, SignalWhy, Unknown
+from orchestrator.model import Assignment, Facts, Reason, RentalFacts, RentalPhase, SignalWhy, Unknown
 from orchestrator.successor import END_STEP_S, OFFERS_FRESH_S, USEFUL_S, deadline, money_left
 from orchestrator.transitions import DISRUPTIONS
 from orchestrator.work import commit_run, work_on
@@ -32,6 +32,7 @@ STEP_AHEAD_S = 300.0  # and so long before saving would have to start: a control
 SPREAD = Decimal("0.05")  # for each machine in the same spot pool an offer counts so much dearer ...
 SPREAD_MAX = Decimal("0.25")  # ... but never so much that a far dearer pool is taken for it
 CHEAPER = Decimal("0.8")  # a new machine must cost less than this share of going on: prices move by themselves
+TAKE_OVER_S = 30.0  # a leg ahead that should begin within this where it is stays there: taking it back costs calls
 IDLE_S = 600.0  # how long a machine is kept for a task whose last machine is not yet proved dead
 HIRES_MAX = 32  # rentals opened by one decision: each is an insert in one transaction
 LOSSES_MAX = 10  # times in a row that one leg is lost without a checkpoint; its machines cost what all others do
@@ -43,10 +44,11 @@ HOSTS_MAX = 6  # machines in a row that never ran anything, beyond those that th
 
 def run_step(draft: Draft, bench: Bench, rental: RentalFacts) -> None:
     """Move the work on one live machine on by one step."""
-    run = bench.held_by(rental.rental.id)
-    if run is not None:
-        work_on(draft, rental, run)
-    else:
+    held = bench.held(rental.rental.id)
+    for run in held:
+        if not draft.decided_for(rental.rental.id, Release):
+            work_on(draft, rental, run)
+    if not held:
         _next(draft, bench, rental)
 
 
@@ -61,7 +63,8 @@ def _next(draft: Draft, bench: Bench, rental: RentalFacts) -> None:
         return
     task = bench.next()
     if task is None:
-        _idle(draft, bench, rental)
+        if why is not None or not _take_over(draft, bench, rental):
+            _idle(draft, bench, rental)
         return
     if why is not None and row.wanted_end <= row.end and not draft.decided_for(row.id, WantEnd):
         draft.do(Release(row.id, row.end_reason, "its end is near"), "no task fits any more")
@@ -75,6 +78,50 @@ def _next(draft: Draft, bench: Bench, rental: RentalFacts) -> None:
         return
     bench.taken.add(task.id)
     commit_run(draft, rental, task)
+
+
+def _take_over(draft: Draft, bench: Bench, rental: RentalFacts) -> bool:
+    """A free machine takes what another one was given ahead, unless that one will come to it soon."""
+    for run in bench.ahead:
+        at_work, other = bench.before(run), bench.rentals[run.rental]
+        if run.task in bench.taken or at_work is None or at_work.exit is not None or not other.machine.connected:
+            continue
+        if bench.leg_s is not None and abs((at_work.ordered_at or 0.0) + bench.leg_s - draft.now) < TAKE_OVER_S:
+            continue
+        bench.taken.add(run.task)
+        if rental.rental.ready_at is None or not rental.machine.connected:
+            draft.say("PROVISIONING", rental.machine.trouble or "waiting for the machine to answer")
+        else:
+            draft.do(Withdraw(run.rental, run.task, run.n), f"{rental.rental.id} is free for it now")
+        return True
+    return False
+
+
+def stage(draft: Draft, bench: Bench) -> None:
+    """Give machines at work their next leg ahead, the one that began first first, but none that a machine on its way
+    is for: so each begins its next one by itself. A search draws its legs when a machine is free, knowing more."""
+    if bench.crew.kind != "sweep" or draft.facts.job.cancel_at is not None or bench.alike is not None:
+        return
+    spare = list(bench.assignable())[bench.awaited :]  # the first ones are begun sooner by machines on their way
+    runs = filter(None, (_at_work(draft, bench, rental) for rental in bench.live()))
+    machines = [bench.rentals[run.rental] for run in sorted(runs, key=lambda run: run.ordered_at or 0.0)]
+    for rental, task in zip(machines, spare, strict=False):
+        if not _cheaper_elsewhere(draft, bench, rental.rental.offer):
+            bench.taken.add(task.id)
+            commit_run(draft, rental, task)
+
+
+def _at_work(draft: Draft, bench: Bench, rental: RentalFacts) -> Assignment | None:
+    """The one run of a machine, while its program runs and nothing will end it."""
+    held, machine = bench.held(rental.rental.id), rental.machine
+    run = held[0] if len(held) == 1 else None
+    seen = machine.runs.get(run.key) if run is not None else None
+    if run is None or seen is None or run.ordered_at is None or run.exit is not None or not machine.connected:
+        return None
+    well = seen.state == "run" and seen.signalled is None and not seen.dead and machine.end_confirmed
+    if not well or draft.decided_for(rental.rental.id, Release) or ending(draft, rental, run) is not None:
+        return None
+    return run
 
 
 def _idle(draft: Draft, bench: Bench, rental: RentalFacts) -> None:
@@ -218,9 +265,11 @@ def hire(draft: Draft, bench: Bench) -> Shortage | None:
     """Rent what the waiting tasks need and everything allows; the money of several is added up before it is spent."""
     facts, policy = draft.facts, draft.policy
     free = _free_slots(bench)
-    wanted = min(_needed(bench), len(free), HIRES_MAX)
+    coming = sum(1 for r in bench.live() if r.rental.phase is RentalPhase.INTENT)
+    wanted = min(_needed(bench) - coming, len(free), HIRES_MAX)
     if facts.machines_left is not None:
         wanted = min(wanted, facts.machines_left)
+    bench.awaited = coming + max(0, wanted)
     if wanted <= 0 or facts.job.cancel_at is not None:
         return None
     if facts.offers_at is None or draft.now - facts.offers_at > OFFERS_FRESH_S or isinstance(facts.offers, Unknown):
@@ -231,6 +280,7 @@ def hire(draft: Draft, bench: Bench) -> Shortage | None:
     losses = max((fruitless(facts, bench, task.id) for task in bench.waiting), default=0)
     ranking = placement.rank(facts.offers or (), policy, facts.resting, losses)
     if not ranking.ranked:
+        bench.awaited = coming
         return Shortage(ranking)
     if facts.job.wait_since is not None:
         draft.do(WaitForCapacity(clear=True))
@@ -240,6 +290,7 @@ def hire(draft: Draft, bench: Bench) -> Shortage | None:
         offer = _spread(ranking.ranked, draft, pools, used)
         opened = _rental(draft, bench, offer, slot, reserved)
         if opened is None:
+            bench.awaited = coming
             return Shortage()
         draft.do(opened, f"{offer.provider} {offer.key} for worker {slot}")
         reserved += opened.reserve * (policy.worth(offer.currency) or Decimal(1))
@@ -260,11 +311,10 @@ def _free_slots(bench: Bench) -> list[int]:
 
 
 def _needed(bench: Bench) -> int:
-    """Tasks, and legs still to be drawn, that no machine will take that is there or on its way."""
-    ready = (t for t in bench.waiting if t.id not in bench.taken and t.cancel_at is None and t.stop_at is None)
-    assignable = sum(1 for t in ready if bench.free(t.id))
-    coming = sum(1 for r in bench.live() if r.rental.phase is RentalPhase.INTENT)
-    return assignable + max(0, bench.drawable - bench.idle) - coming
+    """Tasks, and legs still to be drawn, that no machine that is there is free for. What machines at work have ahead
+    waits as well: a further machine would take it."""
+    waiting = sum(1 for _ in bench.assignable()) + sum(run.task not in bench.taken for run in bench.ahead)
+    return waiting + max(0, bench.drawable - bench.idle)
 
 
 def _spread(ranked: tuple[Offer, ...], draft: Draft, pools: Counter[str], used: set[str]) -> Offer:

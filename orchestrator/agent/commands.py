@@ -130,6 +130,9 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "=" in variable:
             raise Refusal("invalid", "files.%s: not a name and a text" % variable)
         need_name(given, "name")
+    if ask.get("after"):
+        need_name(ask, "after")
+        need(ask, "room_s", (int, float), 0)
     limit = need(ask, "limit", dict, {})
     if limit:
         need(limit, "s", (int, float))
@@ -144,10 +147,9 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def same_order(order: dict[str, Any]) -> dict[str, Any]:
-    """What makes two orders the same: not when they came, nor what was left of time and money by then."""
-    return {
-        key: value for key, value in order.items() if key not in ("boot_id", "at", "boot_at", "look", "smoke", "limit")
-    }
+    """What makes two orders the same: not when they came or begin, nor what was left of time and money by then."""
+    other = ("boot_id", "at", "boot_at", "look", "smoke", "limit", "after", "room_s")
+    return {key: value for key, value in order.items() if key not in other}
 
 
 def check_container(box: dict[str, Any]) -> None:
@@ -172,11 +174,15 @@ def order_command(ask: dict[str, Any]) -> dict[str, Any]:
         if run.order is not None:
             if same_order(run.order) != same_order(order):
                 raise Refusal("conflict", "%s was ordered before, with other contents" % run.key)
+            if run.staged and not ask.get("after"):
+                run.begin()  # the word that it waits for
             answer = {"ok": True, "already": True}
         else:
             for other in all_runs():
-                if other.order is not None and other.ended is None:
+                if other.order is not None and other.ended is None and other.key != ask.get("after"):
                     raise Refusal("busy", "%s is not yet dead" % other.key)
+            if ask.get("after") and Run(ask["after"]).order is None:
+                raise Refusal("missing", "%s, after which it is to begin, was never ordered" % ask["after"])
             deadline = Deadline.load()
             if deadline and deadline.remaining() <= 0:
                 raise Refusal("closed", "the machine's end has passed")
@@ -230,6 +236,19 @@ def close_command(ask: dict[str, Any]) -> dict[str, Any]:
         close_key(run)
     dead = run.ended is not None or end_run(run, CLOSE_S)
     return {"ok": True, "dead": dead, "logs": {name: size_of(run.log_path(name)) for name in run.logs()}}
+
+
+def withdraw_command(ask: dict[str, Any]) -> dict[str, Any]:
+    """Take back what was ordered ahead and has not begun: its key is closed, and nothing of it has run."""
+    run = need_run(ask)
+    with command_lock():
+        admit(ask)
+        if run.order is not None and not run.staged:
+            raise Refusal("busy", "%s has begun" % run.key)
+        close_key(run)
+        if run.order is not None:
+            run.finish(stage=None, rc=None, withdrawn=True)
+    return {"ok": True}
 
 
 def close_key(run: Run) -> None:

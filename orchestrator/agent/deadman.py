@@ -63,7 +63,7 @@ class DeadMan(threading.Thread):
 
     def signal_all(self, why: str, grace_s: float) -> None:
         for run in all_runs():
-            if run.order is not None and run.ended is None:
+            if run.order is not None and run.ended is None and not run.staged:
                 try:
                     request_signal(run, why, grace_s)
                 except OSError as error:  # no room for the request: the signal itself needs none

@@ -15,6 +15,7 @@ from orchestrator.agent.commands import (
     signal_command,
     thin_command,
     wipe_command,
+    withdraw_command,
 )
 from orchestrator.agent.fetch import fetch_command, fetch_main, fetched_command
 from orchestrator.agent.inventory import changed_command, environment_command, manifest_command
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "order": order_command,
     "signal": signal_command,
     "close": close_command,
+    "withdraw": withdraw_command,
     "manifest": manifest_command,
     "changed": changed_command,
     "thin": thin_command,

@@ -61,6 +61,19 @@ class Run:
     def signalled(self) -> dict[str, Any] | None:
         return read_json(self.path("signalled"))
 
+    @property
+    def staged(self) -> bool:
+        """Ordered ahead: it begins when the run named in `after` has ended well, or by a repeat without `after`."""
+        return bool((self.order or {}).get("after")) and not os.path.exists(self.path("begun"))
+
+    def begin(self) -> None:
+        """Let it start; under the command lock, so that it either begins or is withdrawn."""
+        replace(self.path("begun"), b"%.2f\n" % uptime())
+
+    def begun_at(self) -> float:
+        """Boottime from which it counts: of its order, or of when one that was ordered ahead began."""
+        return float(read_text(self.path("begun")).strip() or (self.order or {}).get("boot_at") or 0.0)
+
     def claim(self) -> dict[str, Any] | None:
         """Who runs it. An empty claim (see create_once) belongs to a wrapper that died in the making."""
         found = read_json(self.path("claim"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -32,6 +33,10 @@ def run_status(run: Run) -> dict[str, Any]:
         "logs": {name: size_of(run.log_path(name)) for name in run.logs()},
         "checkpoints": checkpoints_of(run),
     }
+    if run.staged:
+        answer.update(staged=True, limit=(run.order or {}).get("limit"))
+    elif os.path.exists(run.path("begun")):
+        answer["begun_s"] = round(uptime() - run.begun_at(), 2)
     mirror = read_json(run.path("mirror.json"))
     if mirror is not None:
         answer["mirror"] = mirror

@@ -73,7 +73,7 @@ class Stream:
 
     @staticmethod
     def essence(status: dict[str, Any]) -> bytes:
-        runs = {key: {**run, "logs": None, "mirror": None} for key, run in status["runs"].items()}
+        runs = {key: {**run, "logs": None, "mirror": None, "begun_s": None} for key, run in status["runs"].items()}
         return to_json([runs, *(status[key] for key in ("deadline", "notice", "supervisor", "setups"))])
 
     def send_status(self) -> None:

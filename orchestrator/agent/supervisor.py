@@ -16,7 +16,7 @@ from orchestrator.agent.checkpoints import SCAN_S, CheckpointScan
 from orchestrator.agent.deadman import DeadMan
 from orchestrator.agent.ends import boot_id, uptime
 from orchestrator.agent.events import record_event
-from orchestrator.agent.files import jot, note, read_json, replace, to_json
+from orchestrator.agent.files import command_lock, jot, note, read_json, replace, to_json
 from orchestrator.agent.launch import own_argv, own_version, spawn_detached, start_in_tmux
 from orchestrator.agent.layout import PROTOCOL, control
 from orchestrator.agent.processes import look_at, spare_from_oom
@@ -57,9 +57,10 @@ class Supervisor:
         record_event("agent", pid=os.getpid(), version=own_version(), protocol=PROTOCOL)
         sampler = Sampler()
         while not self.stopping:
-            self.runs = {run.key: self.runs.get(run.key, run) for run in all_runs()}  # which keep their orders
+self.runs = {run.key: self.runs.get(run.key, run) for run in all_runs()}  # which keep their orders
             runs = list(self.runs.values())
-            live = [run for run in runs if run.key not in self.done]
+            # What was ordered ahead comes last: the end of the run before it is seen in the same round
+            live = sorted((run for run in runs if run.key not in self.done), key=lambda run: run.staged)
             for run in live:
                 self.try_duty(self.tend, run)
             for run in runs:
@@ -87,6 +88,8 @@ class Supervisor:
             end_run(run, CLOSE_S)
         elif run.order["boot_id"] != boot_id():
             run.finish(**{**run.outcome(), "rebooted": True, "lost": True})
+        elif run.staged:
+            self.begin(run)
         elif run.claim() is None:
             self.launch(run)
         elif run.wrapper() is None:
@@ -95,6 +98,22 @@ class Supervisor:
                 run.finish(**{**outcome, "lost": outcome["rc"] == 137})
         else:
             self.watch(run)
+
+    def begin(self, run: Run) -> None:
+        """Start what was ordered ahead once the run before it ended well. After anything else, or when a reclaim or the
+        end is near, it waits for a word."""
+        order, known = run.order or {}, self.deadman.known
+        before = Run(order["after"]).ended
+        near = known is not None and known.remaining() <= max(known.grace, float(order.get("room_s") or 0.0))
+        if before is None or before["rc"] != 0 or before["signalled"] or before.get("lost"):
+            return
+        if near or self.deadman.over or self.deadman.notice is not None:
+            return
+        with command_lock():
+            if not run.closed and run.staged:
+                run.begin()
+        if not run.staged:
+            self.launch(run)
 
     def launch(self, run: Run) -> None:
         """Start the wrapper in tmux; without a tmux that works, beside it. `claim` decides who really runs."""
@@ -112,7 +131,7 @@ class Supervisor:
     def watch(self, run: Run) -> None:
         request = run.signalled
         limit = (run.order or {}).get("limit")
-        if limit and request is None and run.order and uptime() - run.order["boot_at"] >= limit["s"]:
+        if limit and request is None and run.order and uptime() - run.begun_at() >= limit["s"]:
             request = request_signal(run, limit["why"], float(run.order.get("grace_s") or 0.0))
         if request and uptime() > request["kill_at"] + 5.0:
             run.kill(1.0)  # its wrapper should have; stopped or stuck
@@ -160,7 +179,7 @@ class Supervisor:
 
     def report_end(self, run: Run, ended: dict[str, Any]) -> None:
         run.forget_secrets()  # a repeat: who ended it may have been killed before this
-        if run.order is not None and not os.path.exists(run.path("reported")):
+        if run.order is not None and not ended.get("withdrawn") and not os.path.exists(run.path("reported")):
             self.compare(run, CheckpointScan(run).look(dead=True), final=True)
             told = {key: value for key, value in ended.items() if key not in ("at", "dead")}
             record_event("exit", run=run.key, **told)

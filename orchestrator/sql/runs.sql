@@ -23,6 +23,10 @@ WHERE job = :job AND task = :task AND n = :n AND ordered_at IS NULL AND "exit" I
 -- name: ordered
 UPDATE assignments SET ordered_at = coalesce(ordered_at, :now) WHERE job = :job AND task = :task AND n = :n;
 
+-- name: begun
+UPDATE assignments SET ordered_at = max(:at, committed_at)
+WHERE job = :job AND task = :task AND n = :n AND ordered_at IS NULL;
+
 -- name: store_exit
 UPDATE assignments SET "exit" = :exit WHERE job = :job AND task = :task AND n = :n AND "exit" IS NULL;
 

@@ -118,6 +118,8 @@ class Decisions(Reads, Journal):
                 ) > 0  # fmt: skip
             case actions.StoreExit():
                 changed = self._run("store_exit", job=job, task=write.task, n=write.n, exit=exit_text(write.exit)) > 0
+            case actions.StoreBegun():
+                changed = self._run("begun", job=job, task=write.task, n=write.n, at=write.at) > 0
             case actions.StoreResultsLost():
                 changed = self._run("results_lost", job=job, task=write.task, n=write.n, detail=write.detail) > 0
             case actions.SetOutcome():

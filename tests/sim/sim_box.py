@@ -76,10 +76,18 @@ class Run:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     timers: list[Timer] = field(default_factory=list)
     by_itself: bool = False  # it ended of its own accord
+    after: str = ""  # ordered ahead: the run that has to end well first
+    room_s: float = 0.0
+    limit_s: float | None = None
+    begun_at: float | None = None  # of one that was ordered ahead
 
     @property
     def key(self) -> str:
         return f"{self.task}.{self.n}"
+
+    @property
+    def staged(self) -> bool:
+        return bool(self.after) and self.begun_at is None
 
     def reached(self, now: float) -> float:
         """The second of work that it is at."""
@@ -87,7 +95,7 @@ class Run:
             return self.base
         return self.base + (self.ended if self.ended is not None else now) - self.began
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self, now: float) -> dict[str, Any]:
         """The protocol's entry of a status."""
         rows = [
             {"name": c.name, "step": c.step, "bytes": 1000 + c.step, "complete": c.complete, "mtime": c.begun}
@@ -96,7 +104,9 @@ class Run:
         return {
             "state": "exited" if self.dead else self.state, "rc": self.rc, "stage": "run", "signalled": self.signalled,
             "dead": self.dead, "closed": self.closed, "lost": self.lost, "started": self.began, "ended": self.ended,
-            "logs": {}, "checkpoints": rows,
+            "logs": {}, "checkpoints": rows, "staged": self.staged,
+            "limit": {"s": self.limit_s} if self.limit_s is not None else None,
+            "begun_s": now - self.begun_at if self.after and self.begun_at is not None else None,
         }  # fmt: skip
 
 
@@ -267,26 +277,67 @@ class Box:
         self._set_deadline(end)
         self.changed()
 
-    def order(self, job: str, task: str, n: int, program: Program, resume: str) -> bool:
+    def order(
+        self, job: str, task: str, n: int, program: Program, resume: str, after: str = "", room_s: float = 0.0,
+        limit_s: float | None = None,
+    ) -> bool:  # fmt: skip
         """True when it was ordered before."""
         key, now = f"{task}.{n}", self.world.heap.now
         old = self.runs.get(key)
         if old is not None and old.closed:
             raise AgentRefused("closed", "its key is closed", {})
         if old is not None:
+            if old.staged and not after:
+                self._begin(old)
             return True
         if self.end is not None and now >= self.end:
             raise AgentRefused("closed", "the machine's end has passed", {})
-        if any(not run.dead for run in self.runs.values()):
+        if any(not run.dead and run.key != after for run in self.runs.values()):
             raise AgentRefused("busy", "another run is not dead", {})
         if resume and key not in self.prepared:
             raise AgentRefused("invalid", f"{resume} is not there", {})
-        run = Run(job, task, n, program, float(self.prepared.get(key, 0)) if resume else 0.0, now, state="setup")
+        if after and after not in self.runs:
+            raise AgentRefused("missing", f"{after} was never ordered", {})
+        run = Run(job, task, n, program, float(self.prepared.get(key, 0)) if resume else 0.0, now)
+        run.after, run.room_s, run.limit_s = after, room_s, limit_s
         self.runs[key] = run
         self.world.oracle.run_ordered(self, run)
-        run.timers.append(self.world.heap.after(program.setup_s, self._start, run))
+        if after:
+            self._ahead()
+        else:
+            self._begin(run)
         self.changed()
         return False
+
+    def _begin(self, run: Run) -> None:
+        """Its stages start."""
+        run.state, run.begun_at = "setup", self.world.heap.now
+        run.timers.append(self.world.heap.after(run.program.setup_s, self._start, run))
+        self.changed()
+
+    def _ahead(self) -> None:
+        """What was ordered ahead begins as soon as the run before it has ended well; an agent looks at nothing else."""
+        now = self.world.heap.now
+        near = self.end is not None and self.end - now <= self.grace_s
+        if self.agent_dead or self.notice is not None or self.state != "running" or self.hung or near:
+            return
+        for run in list(self.runs.values()):
+            before = self.runs.get(run.after) if run.staged and not run.dead else None
+            room = self.end is None or run.room_s < self.end - now
+            if before is not None and room and before.dead and before.rc == 0 and not (before.signalled or before.lost):
+                self._begin(run)
+
+    def withdraw(self, job: str, task: str, n: int) -> None:
+        """Take back what was ordered ahead."""
+        run = self.runs.get(f"{task}.{n}")
+        if run is not None and not run.staged:
+            raise AgentRefused("busy", f"{run.key} has begun", {})
+        if run is None:
+            run = self.runs[f"{task}.{n}"] = Run(job, task, n, Program(0), 0.0, self.world.heap.now, after="?")
+        if not run.dead:
+            self._cut(run)
+        run.state, run.dead, run.closed = "exited", True, True
+        self.changed()
 
     def signal(self, key: str, why: str, grace_s: float) -> Mapping[str, Any]:
         run = self.runs.get(key)
@@ -362,6 +413,7 @@ class Box:
         how = f"{run.rc}{' lost' if lost else ''}{f' after {run.signalled}' if run.signalled else ''}"
         self.world.say(self.name, f"run {run.key} over at {run.reached(0):.0f}: exit {how}")
         self.world.oracle.run_over(self, run)
+        self._ahead()
 
     def _kill(self, run: Run) -> None:
         self._over(run, 137 if run.state == "run" else 143)
@@ -389,7 +441,7 @@ class Box:
 
     def _signal_all(self, why: str, grace_s: float) -> None:
         for run in self.runs.values():
-            if not run.dead and run.ended is None:
+            if not run.dead and run.ended is None and not run.staged:
                 self._signal(run, why, grace_s)
 
     def announce(self, at: float) -> None:
@@ -406,7 +458,7 @@ class Box:
     def vanish(self) -> None:
         """The wrapper of what runs is killed: for memory, or by hand."""
         for run in self.runs.values():
-            if not run.dead and run.ended is None:
+            if not run.dead and run.ended is None and not run.staged:
                 self._over(run, None, lost=True)
         self.changed()
 
@@ -419,6 +471,7 @@ class Box:
 
     def _agent_back(self) -> None:
         self.agent_dead = False
+        self._ahead()
         self.changed()
 
     # --- what the agent says ------------------------------------------------------------------------------------------
@@ -430,7 +483,7 @@ class Box:
             "ok": True, "protocol": 2, "nonce": self.nonce, "epoch": self.epoch, "supervisor": not self.agent_dead,
             "boot_id": f"{self.id}.{self.boots}", "deadline": deadline,
             "notice": None if self.notice is None else {"at": self.notice, "action": "terminate"},
-            "runs": {key: run.shown() for key, run in self.runs.items()},
+            "runs": {key: run.shown(self.world.heap.now) for key, run in self.runs.items()},
         }  # fmt: skip
 
     def changed(self) -> None:

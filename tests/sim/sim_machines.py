@@ -235,9 +235,22 @@ class SimMachines:
         assert rental is not None
         assert run is not None
         box.command(self.epoch, rental.nonce)
-        already = box.order(context.job.id, run.task, run.n, self.world.program(context.job.name), run.resume_name)
+        already = box.order(
+            context.job.id, run.task, run.n, self.world.program(context.job.name), run.resume_name, context.after,
+            context.room_s, context.limit_s,
+        )  # fmt: skip
         self._answered(context)
-        return {"already": already}
+        return {"already": already, "after": context.after}
+
+    def withdraw(self, context: Context) -> Mapping[str, Any]:
+        box = self._box(context)
+        rental, run = context.rental, context.assignment
+        assert rental is not None
+        assert run is not None
+        box.command(self.epoch, rental.nonce)
+        box.withdraw(context.job.id, run.task, run.n)
+        self._answered(context)
+        return {}
 
     def signal(self, context: Context, effect: act.SendSignal) -> Mapping[str, Any]:
         box = self._box(context)

@@ -429,7 +429,7 @@ class Oracle:
             self.broken(name, box.name, f"{box.id} bills for {self._orphan[box.id]} s with nobody needing it")
 
     def _idle_bounded(self, box: Box) -> None:
-        works = any(not r.dead and r.ended is None for r in box.runs.values())
+        works = any(not r.dead and r.ended is None and not r.staged for r in box.runs.values())
         if works:
             self._idle[box.id] = 0
             return
