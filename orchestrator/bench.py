@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import cached_property
 from statistics import median
 
@@ -28,6 +29,7 @@ class Bench:
         self.facts, self.policy = facts, policy
         self.crew: Crew = policy.crew
         self.taken: set[str] = set()  # given to a machine in this very decision
+        self.committed: Decimal | None = None  # of all machines: spent and reserved, in the job's currency
         self.awaited = 0  # machines that are on their way, or would be rented, for tasks that wait
         self.idle = self.ready = 0  # machines for which a leg is to be drawn; and those of them that can take it now
 
@@ -52,7 +54,7 @@ class Bench:
     @cached_property
     def undecided(self) -> list[Task]:
         """Tasks without an outcome, in the order in which they are wanted."""
-        return [task for task in self.facts.tasks if task.outcome is None]
+        return sorted((task for task in self.facts.tasks if task.outcome is None), key=lambda task: (task.seq, task.id))
 
     def newest(self, task: str) -> Assignment | None:
         """The newest run of a task."""
@@ -68,8 +70,8 @@ class Bench:
     @cached_property
     def waiting(self) -> list[Task]:
         """Tasks that no live machine has; those that were begun first, since their progress is paid for."""
-        found = [task for task in self.undecided if not self.in_hand(task.id)]
-        return sorted(found, key=lambda task: (task.id not in self.runs, task.seq, task.id))
+        begun = [task for task in self.undecided if task.id in self.runs and not self.in_hand(task.id)]
+        return [*begun, *(task for task in self.undecided if task.id not in self.runs)]
 
     def next(self) -> Task | None:
         """The task that the next free machine gets; one whose last machine may still run it is passed over."""
@@ -77,13 +79,16 @@ class Bench:
 
     def assignable(self) -> Iterator[Task]:
         """Tasks that a machine could be given now."""
-        for task in self.waiting:
-            if task.id not in self.taken and task.cancel_at is None and task.stop_at is None and self.free(task.id):
-                yield task
+        return (task for task in self._ready if task.id not in self.taken)
+
+    @cached_property
+    def _ready(self) -> list[Task]:
+        waiting = (task for task in self.waiting if task.cancel_at is None and task.stop_at is None)
+        return [task for task in waiting if task.id not in self.runs or self.free(task.id)]
 
     def free(self, task: str) -> bool:
         """Whether no earlier run of it can still write; most of hundreds of tasks never had one."""
-        return task not in self.runs or resume.free_since(self.facts, task) is not None
+        return all(resume.over_at(run, self.rentals.get(run.rental)) is not None for run in self.runs.get(task, ()))
 
     @property
     def drawable(self) -> int:

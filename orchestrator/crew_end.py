@@ -25,7 +25,8 @@ from orchestrator.work import outcome_of
 def settle(draft: Draft, bench: Bench) -> None:
     """Decide tasks whose machine is lost or that need none, then perhaps the job."""
     for task in bench.undecided:
-        _settle_task(draft, bench, task)
+        if task.id in bench.runs or task.cancel_at is not None or task.stop_at is not None:
+            _settle_task(draft, bench, task)
     if draft.decided(SetTaskOutcome):
         return  # the facts have moved: what follows from them is decided next
     job = draft.facts.job

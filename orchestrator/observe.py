@@ -61,7 +61,10 @@ class Observer:
 
     def of(self, rental: str) -> Sightings:
         """The sightings of one rental, begun when first asked for."""
-        return self.rentals.setdefault(rental, Sightings())
+        seen = self.rentals.get(rental)
+        if seen is None:
+            seen = self.rentals[rental] = Sightings()
+        return seen
 
     def settled(self, rental: Rental) -> bool:
         """Whether its region was looked at since the start or the last sleep."""
@@ -69,7 +72,10 @@ class Observer:
 
     def job(self, job: str) -> JobMemory:
         """The memory of one job."""
-        return self.jobs.setdefault(job, JobMemory())
+        memory = self.jobs.get(job)
+        if memory is None:
+            memory = self.jobs[job] = JobMemory()
+        return memory
 
     def forget(self, job: str, rentals: Iterable[Rental]) -> None:
         """A job is terminal: nothing of it needs to be remembered."""

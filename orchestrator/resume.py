@@ -47,18 +47,21 @@ def best(rows: tuple[CheckpointRow, ...]) -> CheckpointRow | None:
 
 def free_since(facts: Facts, task: str) -> float | None:
     """When the last earlier run of `task` could no longer write; None while one still can."""
+    rentals = {r.rental.id: r for r in facts.rentals}
     times = [0.0]
-    rentals = {r.rental.id: r.rental for r in facts.rentals}
-    for a in facts.assignments:
-        if a.task != task:
-            continue
-        rental = rentals.get(a.rental)
-        quiesced = rental.quiesced_at or rental.gone_at if rental is not None else None
-        known = [t for t in (a.closed_at, quiesced) if t is not None]
-        if not known:
-            return None
-        times.append(min(known))
+    for run in facts.assignments:
+        if run.task == task:
+            over = over_at(run, rentals.get(run.rental))
+            if over is None:
+                return None
+            times.append(over)
     return max(times)
+
+
+def over_at(run: Assignment, on: RentalFacts | None) -> float | None:
+    """When a run could no longer write: closed by the agent's word, or its machine quiesced; None while it can."""
+    quiesced = on.rental.quiesced_at or on.rental.gone_at if on is not None else None
+    return min((at for at in (run.closed_at, quiesced) if at is not None), default=None)
 
 
 def losses_without_progress(facts: Facts) -> int:

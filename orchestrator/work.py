@@ -127,7 +127,8 @@ def commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
         last = max(earlier, key=lambda a: a.n)
         draft.do(MirrorCheckpoints(rental.rental.id, last.task, last.n), "its checkpoints first")
         return
-    fresh = draft.bench is not None and not earlier and not facts.job.resumed_from  # nothing of it can be there
+    begun = not all(a.withdrawn for a in earlier)
+    fresh = draft.bench is not None and not begun and not facts.job.resumed_from  # nothing of it can be there
     if not fresh and (facts.mirror_listed.get(task.id, -1.0) < free or task.id not in facts.mirror_listed):
         draft.do(ListMirror(task.id), "a complete listing begun after the last run could no longer write")
         return

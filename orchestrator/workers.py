@@ -20,7 +20,7 @@ from orchestrator.bench import Bench
 from orchestrator.draft import Draft
 from orchestrator.ending import SAVE_MIN_S, ending
 from orchestrator.model import Assignment, Facts, Reason, RentalFacts, RentalPhase, SignalWhy, Unknown
-from orchestrator.successor import END_STEP_S, OFFERS_FRESH_S, USEFUL_S, deadline, money_left
+from orchestrator.successor import END_STEP_S, OFFERS_FRESH_S, USEFUL_S, committed, deadline, money_left
 from orchestrator.transitions import DISRUPTIONS
 from orchestrator.work import commit_run, work_on
 from providers.base import Offer
@@ -181,7 +181,9 @@ def _most(draft: Draft, bench: Bench, offer: Offer, start: float, without: str =
     """The latest end that the job's own ttl and money allow for one machine, and which of them made it."""
     facts, policy = draft.facts, draft.policy
     end = float("inf") if bench.crew.kind == "sweep" else deadline(facts.job, policy, facts.now)
-    left = money_left(facts, policy, without)
+    if bench.committed is None:
+        bench.committed = committed(facts, policy)
+    left = money_left(facts, policy, without, bench.committed)
     if left is None:
         return end, Reason.TTL
     paid = budget.affordable_end(

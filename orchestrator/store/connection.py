@@ -11,15 +11,21 @@ from __future__ import annotations
 
 import enum
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from orchestrator.store.errors import Fenced, NotTheWriter, translate
-from orchestrator.store.queries import queries
+from orchestrator.store.queries import queries, tables_written
+from orchestrator.store.rows import build_all
 from orchestrator.taps import tap
 from orchestrator.transitions import IllegalStep
+
+KEPT_MAX = 256  # lists of rows that are kept as they were built
+
+T = TypeVar("T")
 
 
 class Mode(enum.Enum):
@@ -39,6 +45,9 @@ class Connection:
         self.mode = mode
         self.epoch = epoch
         self._queries = queries()
+        self._tables = tables_written()
+        self._changes: Counter[str] = Counter()  # table -> writes to it over this connection
+        self._kept: dict[tuple[str, str], tuple[tuple[int, int], tuple[Any, ...]]] = {}  # query and job -> see `_all`
         if mode is Mode.READER:
             self._execute("PRAGMA query_only = ON", {})
 
@@ -81,6 +90,7 @@ class Connection:
         tap("commit/after")
 
     def _roll_back(self) -> None:
+        self._kept.clear()  # what was read since the transaction began is not in the books
         if self._db.in_transaction:  # a full disk may have ended it already
             self._execute("ROLLBACK", {})
 
@@ -102,7 +112,23 @@ class Connection:
 
     def _run(self, name: str, /, **values: Any) -> int:
         """Rows changed."""
+        if name in self._tables:
+            self._changes[self._tables[name]] += 1
         return self._execute(self._queries[name], values)[1]
+
+    def _all(self, cls: type[T], name: str, table: str, job: str) -> tuple[T, ...]:
+        """The rows of one job, which a decision reads again and again: the same values as before, until somebody has
+        written to their table (we, which is counted; another process, which SQLite tells).
+        """
+        others = self._execute("PRAGMA data_version", {})[0][0][0]
+        stamp, kept = (self._changes[table], others), self._kept.get((name, job))
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        found = build_all(cls, self._rows(name, job=job))
+        if len(self._kept) >= KEPT_MAX:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[name, job] = stamp, found
+        return found
 
     def _execute(self, sql: str, values: dict[str, Any]) -> tuple[list[sqlite3.Row], int]:
         try:

@@ -13,6 +13,7 @@ SQL_FOLDER = Path(__file__).parent.parent / "sql"
 MIGRATIONS = SQL_FOLDER / "migrations"
 
 _NAME = re.compile(r"^-- name: ([a-z_]+)$", re.MULTILINE)
+_WRITES = re.compile(r"(?:INSERT(?: OR \w+)? INTO|REPLACE INTO|UPDATE(?: OR \w+)?|DELETE FROM)\s+(\w+)")
 
 
 @functools.cache
@@ -26,6 +27,13 @@ def queries(folder: Path = SQL_FOLDER) -> dict[str, str]:
                 raise ValueError(f"{file.name}: the query {name} exists already")
             found[name] = _without_comments(text)
     return found
+
+
+@functools.cache
+def tables_written(folder: Path = SQL_FOLDER) -> dict[str, str]:
+    """Name of each statement that writes -> the table that it writes to."""
+    found = ((name, _WRITES.match(text)) for name, text in queries(folder).items())
+    return {name: match.group(1) for name, match in found if match is not None}
 
 
 def _without_comments(text: str) -> str:

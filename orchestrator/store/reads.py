@@ -73,7 +73,7 @@ class Reads(Connection):
         return int(self._rows("next_run", name=name)[0]["run"])
 
     def tasks(self, job: str) -> tuple[Task, ...]:
-        return build_all(Task, self._rows("tasks", job=job))
+        return self._all(Task, "tasks", "tasks", job)
 
     def attempts(self, job: str) -> tuple[Attempt, ...]:
         return build_all(Attempt, self._rows("attempts", job=job))
@@ -87,7 +87,7 @@ class Reads(Connection):
 
     def rentals(self, job: str) -> tuple[Rental, ...]:
         """All rentals of a job, in the order of its attempts."""
-        return build_all(Rental, self._rows("rentals_of_job", job=job))
+        return self._all(Rental, "rentals_of_job", "rentals", job)
 
     def open_rentals(self) -> tuple[Rental, ...]:
         """Everything that may still bill, of all jobs."""
@@ -98,7 +98,7 @@ class Reads(Connection):
         return build_all(Rental, self._rows("tombstones", now=now))
 
     def assignments(self, job: str) -> tuple[Assignment, ...]:
-        return build_all(Assignment, self._rows("assignments", job=job))
+        return self._all(Assignment, "assignments", "assignments", job)
 
     def assignment(self, job: str, task: str, n: int) -> Assignment | None:
         row = self._one("assignment", job=job, task=task, n=n)
@@ -106,7 +106,7 @@ class Reads(Connection):
 
     def checkpoints(self, job: str) -> tuple[CheckpointRow, ...]:
         """Durable ones that were not pruned, oldest first within a run."""
-        return build_all(CheckpointRow, self._rows("checkpoints", job=job))
+        return self._all(CheckpointRow, "checkpoints", "checkpoints", job)
 
     def reports(self, job: str, task: str = "") -> tuple[ReportRow, ...]:
         """Values of a sweep's metric, of one task or of all, by task and step."""

@@ -90,7 +90,7 @@ def test_a_leg_whose_lost_machine_may_still_run_it_is_passed_over() -> None:
 
 
 def test_a_machine_with_a_leg_is_left_at_it() -> None:
-    busy = replace(worker(1), machine=cf.machine(runs={"a.1": cf.run()}))
+    busy = replace(worker(1), machine=cf.machine(runs={"a.1": cf.run("setup")}))
     decision = reconcile(facts(busy, assignments=(run("a"),)), policy())
     assert committed(decision) == {}
     assert of(decision, act.Release) == []
