@@ -57,7 +57,7 @@ class Supervisor:
         record_event("agent", pid=os.getpid(), version=own_version(), protocol=PROTOCOL)
         sampler = Sampler()
         while not self.stopping:
-self.runs = {run.key: self.runs.get(run.key, run) for run in all_runs()}  # which keep their orders
+            self.runs = {run.key: self.runs.get(run.key, run) for run in all_runs()}  # which keep their orders
             runs = list(self.runs.values())
             # What was ordered ahead comes last: the end of the run before it is seen in the same round
             live = sorted((run for run in runs if run.key not in self.done), key=lambda run: run.staged)

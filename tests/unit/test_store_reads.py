@@ -18,7 +18,7 @@ from orchestrator import actions, model
 from orchestrator.model import Exit, Outcome, Reason
 from orchestrator.store import ItemRow, JobRef, NoSuchJob, Progress, ReportRow, Store, StoreError
 from orchestrator.store.journal import KEEP_LINES, PRUNE_EVERY
-from orchestrator.store.queries import queries
+from orchestrator.store.queries import queries, tables_written
 from orchestrator.store.rows import Preflight
 from orchestrator.transitions import DISRUPTIONS
 
@@ -251,3 +251,36 @@ def test_a_machines_name_that_is_no_text_is_kept_in_the_journal(store: Store) ->
     row = store.journal(limit=1)[-1]
     assert row.text == "name=step\\udcff6"
     assert row.data["name"] == "step\udcff6"
+
+
+def test_what_is_kept_of_a_job_is_what_the_books_hold(store: Store) -> None:
+    job = add(store)
+    rental = rent(store, job).id
+    before = store.rentals(job)
+    assert store.rentals(job) is before  # built once
+    store.apply(job, [actions.StoreReady(rental)], 2000.0)
+    kept = store.rentals(job)
+    assert kept[0].ready_at == 2000.0
+
+    def roll_back() -> None:
+        with store.transaction():
+            store.apply(job, [actions.StoreQuiesced(rental)], 3000.0)
+            assert store.rentals(job)[0].quiesced_at == 3000.0
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        roll_back()
+    assert store.rentals(job) == kept
+    other = sqlite3.connect(store.path, isolation_level=None)  # as another process
+    other.execute("UPDATE rentals SET detail = 'looked at'")
+    other.close()
+    assert store.rentals(job)[0].detail == "looked at"
+
+
+def test_every_statement_that_writes_is_known_by_its_table() -> None:
+    writes = {name for name, text in queries().items() if not text.upper().startswith(("SELECT", "WITH", "PRAGMA"))}
+    assert tables_written().keys() == writes
+    assert tables_written()["set_outcome"] == "jobs"
+    assert not [
+        name for name, text in queries().items() if text.upper().startswith("WITH") and "UPDATE" in text.upper()
+    ]
