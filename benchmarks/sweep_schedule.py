@@ -34,7 +34,8 @@ def simulated(legs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = sweep_world(11, Path(folder) / "home", wish, CLOUDS)
         # The config's own limit would hold it to a few machines, of which one is taken every four minutes
-        world.home.config_file.write_text(world.home.config_file.read_text() + f"limits: {{machines: {2 * PARALLEL}}}\n")
+        config = world.home.config_file
+        config.write_text(config.read_text() + f"limits: {{machines: {2 * PARALLEL}}}\n")
         try:
             world.start()
             reclaim_often(world, 240.0, T0 + 12 * 3600)
