@@ -143,6 +143,7 @@ _LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed|accelerate|deepspeed|mpirun|horovod|vllm|GPUJOB_NUM_GPUS|\bray\b|\bcomposer\b"
     r"|colossalai|\btune run\b|llamafactory|axolotl|--tp\b|tensor[-_]parallel|--[\w.-]*(?:devices|num[-_]gpus|gpus)[= ]"
 )
+_WORKERS = re.compile(r"--[\w.-]*(?:num|dataloader)[_-](?:num[_-])?workers[= ](\d{1,4})\b")
 _ASSIGNED = re.compile(
     r"\b\w*(?:TOKEN|SECRET|PASSWORD|API_?KEY)=[\"']?(?!\$)[\w/+-]{12,}"
     r"|--[\w-]*(?:token|secret|password|api[-_]?key)[= ][\"']?(?!\$)[\w/+-]{16,}|\bBearer\s+(?!\$)[\w.-]{16,}"
@@ -155,6 +156,12 @@ def warnings(spec: JobSpec) -> list[Problem]:
     if _several(spec) and not _LAUNCHERS.search(spec.run):
         hint = 'start it with torchrun --nproc_per_node="$GPUJOB_NUM_GPUS", or ask for one GPU'
         found.append(_whole("gpu", "run starts one process, and most frameworks then use one GPU", hint))
+    workers = max((int(each) for each in _WORKERS.findall(spec.run)), default=0)
+    if spec.cpus is not None and workers > spec.cpus.low:
+        words = f"are fewer than the {workers} data workers of run, which then wait for each other"
+        found.append(
+            _whole("cpus", words, "ask for more cores, or start fewer workers ($GPUJOB_CPUS has their number)")
+        )
     if spec.spot is True and spec.hold_on_failure.seconds:
         found.append(_whole("hold_on_failure", "does nothing on a spot machine", "leave it out, or write spot: auto"))
     if spec.checkpoint is not None and not spec.resumable:

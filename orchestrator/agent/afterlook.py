@@ -21,6 +21,7 @@ from orchestrator.agent.ends import uptime
 from orchestrator.agent.events import record_event
 
 AFTER_SETUP_S = 120.0  # importing torch from a cold disk takes up to a minute
+CUDA_HANGS_S = 60.0  # eight cards without persistence mode start within half a minute
 PACKAGES_KEPT = 800  # names with versions: 25 KiB of an event line's 64
 SLOW_WARN, SLOW_REPLACE = 0.10, 0.20  # below the median of the class
 EX_CONFIG = 78  # of sysexits.h; the exit code of a run that was stopped for what a look found
@@ -34,7 +35,7 @@ MACHINE_FAULTS = re.compile(
 DRIVER_OLD = re.compile(r"driver.*(too old|insufficient)", re.IGNORECASE)
 
 JOB_PROBE = r"""
-import json, sys
+import json, sys, time
 found = {"python": sys.version.split()[0], "executable": sys.executable}
 try:
     from importlib.metadata import distributions
@@ -48,7 +49,6 @@ try:
 except Exception as error:
     found["packages_error"] = str(error)
 def bench(torch, cuda, devices):
-    import time
     def timed(work, times):
         work()
         for i in range(devices):
@@ -78,6 +78,8 @@ if sys.argv[1:2] != ["0"]:
             cuda, torch_found = torch.cuda, {"version": str(torch.__version__), "cuda": torch.version.cuda}
             torch_found["hip"] = getattr(torch.version, "hip", None)
             found["torch"] = torch_found
+            began = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+            print(json.dumps({**found, "cuda_began": time.clock_gettime(began)}), flush=True)  # what follows may hang
             with warnings.catch_warnings(record=True) as heard:
                 warnings.simplefilter("always")
                 torch_found["available"] = bool(cuda.is_available())
@@ -147,11 +149,16 @@ class EnvironmentLook:
 
     def end(self) -> list[dict[str, str]]:
         """Tell the controller by an event what it printed so far, and return the findings."""
-        if self.process is not None and self.process.poll() is None:
+        given_up = self.process is not None and self.process.poll() is None
+        if self.process is not None and given_up:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one in the kernel's hands dies later
+                self.process.wait(5.0)
         self.out.seek(0)
         facts = facts_of_python(self.out.read(1 << 20))
+        cuda_began = facts.pop("cuda_began", None)
+        if given_up and isinstance(cuda_began, (int, float)):
+            facts["cuda_hung_s"] = round(uptime() - cuda_began)
         self.out.close()
         findings = environment_findings(facts, self.wanted, self.visible)
         if not self.stops:
@@ -200,6 +207,12 @@ def environment_findings(facts: dict[str, Any], wanted: dict[str, Any], visible:
         found.append(finding_of("torch-import", "warn", str(facts["torch_error"]), "import torch"))
     if not isinstance(torch, dict):
         return found
+    hung = facts.get("cuda_hung_s")
+    if isinstance(hung, (int, float)):
+        if hung >= CUDA_HANGS_S:
+            words = "CUDA has not started, or not computed, for %d s" % hung
+            found.append(finding_of("cuda", "bad-host", words, "an answer within seconds"))
+        return found  # what it would have said of the cards is not known
     version, built = str(torch.get("version")), torch.get("cuda")
     if not built and not torch.get("hip"):
         advice = "a mirror gave the CPU build: pin torch with its index (--index-url .../cu121), or use the image's own"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.agent import smoke
+from orchestrator.agent import afterlook, smoke
 from orchestrator.agent.afterlook import environment_findings, facts_of_python
 from orchestrator.agent.smoke import extrapolated
 
@@ -180,3 +185,51 @@ def test_how_long_a_trial_may_take() -> None:
         return round(watch.until - watch.began)
 
     assert [limit(600.0), limit(10_000.0), limit(100_000.0)] == [600, 2000, 3600]
+
+
+# --- CUDA that hangs -------------------------------------------------------------------------------------------------
+
+FAKE_TORCH = """
+import time
+__version__ = "2.4.0+cu121"
+class version: cuda, hip = "12.1", None
+class cuda:
+    @staticmethod
+    def is_available(): time.sleep(600)
+"""
+
+
+def test_cuda_that_hangs_is_a_bad_host_and_a_slow_import_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr(afterlook, "record_event", lambda kind, **more: events.append(more))
+    monkeypatch.setattr(afterlook, "job_python", lambda _: [sys.executable])
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    look = afterlook.EnvironmentLook("t0.1", str(tmp_path), {"PYTHONPATH": str(tmp_path)}, TWO)
+    wait_for(lambda: os.fstat(look.out.fileno()).st_size > 0)
+    now = afterlook.uptime()
+    monkeypatch.setattr(afterlook, "uptime", lambda: now + 61.0)
+    [hung] = look.end()
+    assert (hung["name"], hung["klass"]) == ("cuda", "bad-host")
+    assert hung["measured"].startswith("CUDA has not started, or not computed, for 6")
+    assert events[0]["facts"]["torch"] == {"version": "2.4.0+cu121", "cuda": "12.1", "hip": None}
+
+    monkeypatch.setattr(afterlook, "uptime", lambda: now)
+    (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
+    slow = afterlook.EnvironmentLook("t0.2", str(tmp_path), {"PYTHONPATH": str(tmp_path)}, TWO)
+    monkeypatch.setattr(afterlook, "uptime", lambda: now + 121.0)
+    assert slow.done()
+    assert slow.end() == []
+
+
+def test_a_look_that_was_given_up_soon_after_cuda_began_says_nothing() -> None:
+    facts = {"torch": {"version": "2.4.0", "cuda": "12.1"}, "cuda_hung_s": 20}
+    assert environment_findings(facts, TWO, None) == []
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30.0
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -215,3 +215,18 @@ def test_a_warning_names_the_line_of_the_script_and_never_the_secret() -> None:
     assert not [each for each in warnings(located.spec) if token in str(each)]
     inline = load_located("name: a\ngpu: 4090\nrun: nohup python x\n", "job.yaml")
     assert [inline.place(each).line for each in warnings(inline.spec)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("run", "cpus", "said"),
+    [
+        ("python t.py --num_workers 16", "cpus: 8", True),
+        ("python t.py --data.num-workers=16", "cpus: 8", True),
+        ("python t.py --dataloader_num_workers 16", "cpus: 8..32", True),
+        ("python t.py --num_workers 8", "cpus: 8", False),
+        ("python t.py --num_workers 16", "ttl: 2h", False),
+        ("python t.py --num_workers $GPUJOB_CPUS", "cpus: 2", False),
+    ],
+)
+def test_more_data_workers_than_cores_are_said(run: str, cpus: str, said: bool) -> None:
+    assert [line.startswith("cpus: are fewer than the 16") for line in warned(f"run: {run}\n{cpus}")] == [True] * said
