@@ -15,6 +15,7 @@ from orchestrator.budget import billed_seconds, breakeven_reclaims, cost, machin
 from orchestrator.model import Policy
 from orchestrator.placement import in_the_end
 from orchestrator.planning import Plan
+from orchestrator.space import gb
 from providers.base import Ask, Offer
 from providers.fields import number
 
@@ -177,6 +178,11 @@ def warnings(plan: Plan, nvlink: bool = True) -> list[str]:
     if plan.expected_cost is not None and policy.budget is not None and plan.expected_cost > policy.budget:
         found.append(
             f"{plan.expected_cost:.2f} {plan.currency} are expected, and the budget ends the job at {policy.budget:f}"
+        )
+    if policy.homeless and not chosen.spot:
+        found.append(
+            f"a checkpoint is about {gb(policy.homeless)}: spot is left out until `checkpoint.mirror` names an object "
+            "store, or `.` for this computer"
         )
     if chosen.gpu_count > 1 and not nvlink:
         found.append(f"{chosen.gpu_count} x {chosen.gpu} have no NVLink: what they exchange goes over PCIe")

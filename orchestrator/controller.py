@@ -71,6 +71,7 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
 
     door = Door(home.socket)  # from here on requests are taken; what is slow to import comes after
     from jobspecs.problems import SpecErrors
+    from orchestrator import datasets
     from orchestrator.books import BooksBroken
     from orchestrator.loop import Loop
     from orchestrator.requests import refuse_stale
@@ -85,6 +86,7 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
         return 3
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
+    datasets.prune(home, lambda: loop.store.jobs(limit=-1), time.time())
     door.serve(loop.poke)
     if ready is not None:
         ready(loop)

@@ -21,15 +21,18 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.home import Home
 from orchestrator.snapshot import is_pointer
 from orchestrator.ssh_files import write_private
 from orchestrator.sync import PARTIAL
+
+if TYPE_CHECKING:
+    from orchestrator.model import Job
 
 WHOLE_MAX = 64 * 1024 * 1024  # bytes of a file that is hashed whole
 SAMPLE = 1024 * 1024
@@ -37,6 +40,9 @@ SAMPLES = 5
 NAMED = 5  # so many names stand in an error, the rest is counted
 MARKERS = frozenset({".gitkeep", ".keep", "__init__.py", "_SUCCESS", ".nojekyll", "py.typed"})  # empty on purpose
 SETTLED_NS = 2 * 1000**3  # a file changed within 2 s of the look may change again without its time showing it
+MANIFESTS_KEPT = 200  # so many are not worth a look
+MANIFEST_S = 7 * 86_400.0
+SOURCE_S = 90 * 86_400.0  # a source that was not applied for so long is hashed anew
 UNKNOWN_SIZE = -1  # a server that does not tell
 
 
@@ -152,6 +158,33 @@ def store(
         Path(name).unlink(missing_ok=True)
         raise
     return Manifest(kind, source, digest.hexdigest(), count, size, single, sample, region, origin)
+
+
+def prune(home: Home, jobs: Callable[[], Iterable[Job]], now: float) -> int:
+    """Remove stored manifests that nothing refers to, once there are many; how many went.
+
+    One stays as long as a job that is not done may be relaunched or resumed with it, as long as it spares the next
+    apply of its source the hashing, and for a week: an apply stores its manifest before its job is in the books.
+    """
+    from orchestrator.model import Outcome
+
+    try:
+        there = [entry for entry in os.scandir(home.manifests) if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return 0
+    if len(there) <= MANIFESTS_KEPT:
+        return 0
+    old = {entry.name for entry in there if entry.stat().st_mtime < now - MANIFEST_S}
+    lasts = {entry.name for entry in there if entry.name.startswith("last.")}
+    unused = {name for name in lasts if (home.manifests / name).stat().st_mtime < now - SOURCE_S}
+    wanted = {(home.manifests / name).read_text() for name in lasts - unused}
+    for job in jobs():
+        if job.outcome is not Outcome.DONE or job.terminal_at is None:
+            wanted |= {str(each.get("hash")) for each in job.data_manifests.values() if isinstance(each, Mapping)}
+    gone = unused | (old - lasts - wanted)
+    for name in gone:
+        (home.manifests / name).unlink(missing_ok=True)
+    return len(gone)
 
 
 def _path_of_a_file(path: str, source: str) -> None:

@@ -38,6 +38,7 @@ class History:
     reclaims: Mapping[str, float] = field(default_factory=dict)  # provider -> reclaims of a spot machine an hour
     spot_hours: float = 0.0  # what those rates rest on
     save_s: float | None = None  # median of the saves of the newest runs, whatever became of them
+    checkpoint_bytes: int = 0  # the largest of these saves
 
 
 UNKNOWN = History()
@@ -89,6 +90,7 @@ def history_of(store: Store, name: str, now: float) -> History:
     for job, gpus in places.items():
         if len(gpus) == 1:
             on.setdefault(next(iter(gpus)), []).append(lasted[job])
+    saves = store.saves(name)
     use = store.spot_use(now - RECLAIM_WINDOW_S, now)
     return History(
         run_s=median(lasted.values()) if lasted else None,
@@ -100,5 +102,6 @@ def history_of(store: Store, name: str, now: float) -> History:
             for provider, (count, hours) in use.items()
         },
         spot_hours=sum(hours for _, hours in use.values()),
-        save_s=measured(store.saves(name))[0],
+        save_s=measured(saves)[0],
+        checkpoint_bytes=max((size for each in saves if isinstance(size := each.get("bytes"), int)), default=0),
     )

@@ -377,6 +377,7 @@ class Policy:
     hold_s: float
     serve: bool = False
     store: bool = False  # checkpoints are mirrored to an object store, by the machine itself
+    homeless: int = 0  # bytes of a checkpoint too large to be mirrored here unasked: then spot needs an object store
     results: bool = True  # artifacts: none turns it off
     results_on: frozenset[str] = frozenset({"success", "failure"})
     unreachable_after_s: float = 1200.0  # 20 min: a reboot or a network's bad quarter of an hour is no loss

@@ -17,6 +17,7 @@ from jobspecs.gpus import GPU_CLASSES
 from orchestrator.budget import to_finish
 from orchestrator.model import Policy, Reason
 from orchestrator.pace import ANY, Pace
+from orchestrator.space import gb
 from providers.base import Offer
 
 RATE_LIMIT = "rate-limit"  # how the words begin of an account that rests for having been asked too often
@@ -164,6 +165,8 @@ def _refuse(offer: Offer, policy: Policy, resting: Mapping[str, str], spot: bool
 def _not_wanted(offer: Offer, policy: Policy) -> str:
     if policy.finish_by is not None and policy.resumable and policy.spot == "auto":
         return "finish_by leaves no time for spot" if offer.spot else "waiting for spot: finish_by leaves time"
+    if policy.homeless and offer.spot:
+        return f"spot needs an object store for checkpoints of {gb(policy.homeless)}"
     return "spot needs a resumable job" if offer.spot else "only spot was asked for"
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jobspecs.schema import JobSpec
     from jobspecs.units import Money
 
+UNASKED_MAX = 2 * 1000**3  # bytes of a checkpoint that this computer mirrors without having been named
 SYSTEM_DISK = 20 * 1000**3  # bytes of image and packages, where the spec does not say
 SMALL_DATA = 5 * 1000**3  # up to here the disk that a provider gives by itself has always been enough
 REWORK_S = 900.0  # what a reclaim costs a job that does not say how often it saves: half of half an hour
@@ -139,14 +140,14 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
     """The policy of one job. `job` brings the currency of its limits and the price cap that was printed at apply."""
     modes: dict[bool | str, Literal["auto", "always", "never"]] = {True: "always", False: "never", "auto": "auto"}
     when = _results_on(spec)
-    memory, whole = estimate_of(spec), budget_of(spec)
+    memory, whole, large = estimate_of(spec), budget_of(spec), homeless(spec, history)
     manifests = [each for each in job.data_manifests.values() if isinstance(each, Mapping)]
     regions = {str(each.get("region") or "") for each in manifests} if "cross-region" not in spec.allow else set()
     data = sum(int(each.get("bytes") or 0) for each in manifests)
     return Policy(
         ask=ask_of(spec, data),
         data_regions=frozenset(regions - {""}),
-        spot=modes[spec.spot],
+        spot="never" if large and spec.spot == "auto" else modes[spec.spot],
         providers=tuple(spec.providers),
         price_cap=spec.max_price.amount if spec.max_price is not None else job.price_cap,
         budget=whole.amount if whole is not None else None,
@@ -161,6 +162,7 @@ def policy_of(spec: JobSpec, job: Job, history: History = UNKNOWN) -> Policy:
         hold_s=float(spec.hold_on_failure.seconds),
         serve=spec.workload == "serve",
         store=stored(spec),
+        homeless=large,
         results=bool(when),
         results_on=when,
         vram_gb=memory.need if memory is not None else 0.0,
@@ -185,6 +187,17 @@ def stored(spec: JobSpec) -> bool:
     from jobspecs.rules import is_remote
 
     return bool(spec.checkpoint is not None and spec.checkpoint.mirror and is_remote(spec.checkpoint.mirror))
+
+
+def homeless(spec: JobSpec, history: History = UNKNOWN) -> int:
+    """Bytes of a checkpoint, by `model` or by earlier runs, that is too large for this computer to be its mirror by
+    default: a reclaim leaves two minutes, and gigabytes come home in hours. 0: it has a home, or is small."""
+    if spec.spot is False or not (spec.checkpoint is not None or spec.resumable) or stored(spec):
+        return 0
+    if spec.checkpoint is not None and spec.checkpoint.mirror is not None:
+        return 0  # this computer was named
+    size = space.checkpoint_bytes(spec, [history.checkpoint_bytes])
+    return size if size > UNASKED_MAX else 0
 
 
 def _results_on(spec: JobSpec) -> frozenset[str]:

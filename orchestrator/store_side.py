@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Ask = Callable[..., dict[str, Any]]
 Tell = Callable[[Progress], None]
 
+ACCESS_OVER = ("slot is left", "403", "ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "TokenRefreshRequired")
 LATE_S = 3600.0  # access outlives a machine's end by this: its end may be moved out while this computer sleeps
 OBJECT_SLOTS, MANIFEST_SLOTS = 3000, 400  # a night of checkpoints, in about 2 MB of URLs
 SLOTS_LOW = OBJECT_SLOTS // 2
@@ -130,11 +131,8 @@ class StoreSide:
         until = told.get("until")
         if not told or (until is not None and until - self._utc() < 300.0):
             return True
-        by_slots = not (mirror.layout.mirror.settings.role_arn or mirror.layout.mirror.settings.scoped_key)
-        if not by_slots or context.assignment is None:
-            return False
-        error = str(told.get("error") or "")
-        return "slot is left" in error or "403" in error
+        error = str(told.get("error") or "")  # a session that was revoked, a key that was changed, slots that ran out
+        return context.assignment is not None and any(word in error for word in ACCESS_OVER)
 
     def listing(self, mirror: StoreMirror) -> tuple[StoreListing, list[str]]:
         """The complete listing, and words on what does not hold, each said once."""

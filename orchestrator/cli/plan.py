@@ -111,6 +111,21 @@ def show(prepared: list[Prepared], output: str) -> None:
         print("\n".join(plan_text(each)))
 
 
+def refuse_homeless(loaded: specs.Loaded, history: History) -> None:
+    """CliError for a job that only takes spot and whose checkpoints this computer could not save in time."""
+    from orchestrator.policy import homeless
+    from orchestrator.space import gb
+
+    size = homeless(loaded.spec, history) if loaded.spec.spot is True else 0
+    if size:
+        raise CliError(
+            f"spot needs an object store for checkpoints of {gb(size)}", code=exits.USAGE,
+            where=f"{loaded.spec.name}: checkpoint.mirror",
+            why="a reclaim leaves minutes, in which so much does not come to this computer",
+            next="name a store in `checkpoint.mirror`; `mirror: .` keeps them on this computer all the same",
+        )  # fmt: skip
+
+
 def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     """Freeze the workdir, ask for offers, and work the plan out."""
     from jobspecs.schema import spec_hash, to_document
@@ -127,6 +142,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     document = to_document(spec)
     tasks = tasks_for(spec, loaded.base_dir)
     rests, history = known(home, spec.name)
+    refuse_homeless(loaded, history)
     plan = make_plan(
         spec,
         document,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,10 +45,13 @@ def from_store(home: Home, job: str, url: str, wanted: Callable[[str], bool], de
             if path.is_file() and path.stat().st_size == row["size"] and _sha256(path) == row["sha256"]:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            key = place.location.key(name)
-            if all(place.store.get_to(key, path) != row["sha256"] for _ in range(TRIES)):
-                path.unlink(missing_ok=True)
-                raise CliError(f"{name} is damaged in the store", where=url, code=exits.PROVIDER)
+            key, beside = place.location.key(name), path.with_name(f".gpujob-{os.getpid()}-{path.name[:100]}")
+            try:
+                if all(place.store.get_to(key, beside) != row["sha256"] for _ in range(TRIES)):
+                    raise CliError(f"{name} is damaged in the store", where=url, code=exits.PROVIDER)
+                os.replace(beside, path)
+            finally:
+                beside.unlink(missing_ok=True)
     except StoreError as error:
         raise CliError(
             error.what, where=error.where, why=error.why, next=error.next or f"gpujob pull {job} goes on from here",

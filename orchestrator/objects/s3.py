@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import re
@@ -344,6 +345,10 @@ class S3Store:
         except ImportError:
             raise
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreRefused(
+                    "the disk of this computer is full", self._where(key), str(error), "make room, then repeat it"
+                ) from error
             raise StoreUnreachable("reading or writing broke off", self._where(key), str(error)) from error
         except Exception as error:  # botocore's are not imported until it is; all others go on up
             told = _told(error, self._where(key), self._no_key)

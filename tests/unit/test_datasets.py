@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from store_rows import job_row
 
 from orchestrator import datasets
 from orchestrator.datasets import DataError, Manifest, changes, load, manifest_of, sampled, summaries
 from orchestrator.home import Home
+from orchestrator.model import Job, Outcome
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 4900000000\n"
 
@@ -146,7 +148,7 @@ def test_a_tenth_is_the_same_tenth_everywhere(home: Home, tmp_path: Path) -> Non
 
 
 MEMORY = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from orchestrator import datasets
 from orchestrator.home import Home
@@ -154,7 +156,8 @@ home = Home(state=Path(sys.argv[1]), config=Path(sys.argv[1])).make()
 source = Path(sys.argv[2])
 made = datasets.Manifest.of(eval(sys.argv[3]))
 assert datasets.changes(home, made) == []
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# Not getrusage: its peak begins with what the process that started this one had
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
@@ -172,3 +175,34 @@ def test_the_controllers_look_at_many_files_takes_no_memory_of_their_number(home
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks.append(int(ran.stdout))
     assert peaks[1] - peaks[0] < 1500, peaks  # KiB; a list of the paths alone would take more
+
+
+def test_lists_that_nothing_refers_to_go_once_there_are_many(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "MANIFESTS_KEPT", 3)
+    now = 1_800_000_000.0
+    made = {}
+    for name in ("live", "failed", "done", "replaced", "fresh", "source"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "a.txt").write_text(name)
+        made[name] = manifest_of(folder, home).hash
+    days = {"live": 60, "failed": 60, "done": 60, "replaced": 60, "fresh": 1, "source": 60}
+    for name, number in days.items():
+        os.utime(home.manifests / made[name], (now, now - number * 86_400))
+    for last in home.manifests.glob("last.*"):  # sources that nobody has applied for months, but one
+        os.utime(last, (now, now - (1 if last.read_text() == made["source"] else 100) * 86_400))
+
+    def jobs() -> list[Job]:
+        def job(name: str, **more: object) -> Job:
+            return job_row(name, data_manifests={"x": {"hash": made[name]}}, **more)
+
+        over = {"terminal_at": now - 50.0}
+        return [job("live"), job("failed", outcome=Outcome.FAILED, **over), job("done", outcome=Outcome.DONE, **over)]
+
+    assert datasets.prune(home, jobs, now) == 5 + 2
+    left = {entry.name for entry in home.manifests.iterdir() if not entry.name.startswith("last.")}
+    assert left == {made[name] for name in ("live", "failed", "fresh", "source")}
+    monkeypatch.setattr(datasets, "MANIFESTS_KEPT", 100)
+    assert datasets.prune(home, lambda: pytest.fail("a few are not worth a look"), now) == 0

@@ -14,6 +14,7 @@ from jobspecs.schema import JobSpec, to_document
 from jobspecs.units import Money
 from orchestrator.budget import worst_case
 from orchestrator.comparison import rows as rows_of
+from orchestrator.comparison import warnings
 from orchestrator.config import Limits
 from orchestrator.planning import (
     Plan,
@@ -90,6 +91,17 @@ def test_spot_is_left_out_unless_the_job_can_resume() -> None:
     spot, on_demand = offer("0.10", spot=True), offer("0.40")
     assert plan_of(spot, on_demand).chosen is on_demand
     assert plan_of(spot, on_demand, run='python t.py "$GPUJOB_RESUME_FROM"').chosen is spot
+
+
+def test_spot_is_left_out_with_a_word_where_large_checkpoints_have_no_store() -> None:
+    spot, on_demand = offer("0.10", spot=True), offer("0.40")
+    large: dict[str, Any] = {"run": 'python t.py "$GPUJOB_RESUME_FROM"', "model": {"params": "0.2B", "method": "full"}}
+    large["checkpoint"] = {}
+    plan = plan_of(spot, on_demand, **large)
+    assert plan.chosen is on_demand
+    assert any("spot is left out until `checkpoint.mirror` names an object store" in each for each in warnings(plan))
+    assert [each.why for each in plan.left_out] == ["spot needs an object store for checkpoints of 2.8 GB"]
+    assert plan_of(spot, on_demand, **{**large, "checkpoint": {"mirror": "lab:c"}}).chosen is spot
 
 
 def test_without_an_offer_there_is_no_price_and_no_reserve() -> None:

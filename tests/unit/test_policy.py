@@ -9,6 +9,7 @@ import pytest
 from store_rows import job_row
 
 from jobspecs.schema import JobSpec, from_document
+from orchestrator.history import UNKNOWN, History
 from orchestrator.policy import ask_of, currency_of, policy_of, price_cap_of
 
 
@@ -34,6 +35,30 @@ def test_a_job_that_can_resume_may_use_spot() -> None:
     assert (policy.resumable, policy.checkpoints, policy.ask.spot) == (True, True, None)
     assert policy_of(spec(run=RESUMABLE, spot=True), job_row()).ask.spot is True
     assert policy_of(spec(run=RESUMABLE, spot=False), job_row()).spot == "never"
+
+
+LARGE = {"params": "7B", "method": "full"}  # 98 GB of training state
+SEEN = History(checkpoint_bytes=3 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "history", "spot", "homeless"),
+    [
+        ({"model": LARGE, "checkpoint": {}}, UNKNOWN, "never", 98 * 10**9),
+        ({}, SEEN, "never", 3 * 10**9),
+        ({}, History(checkpoint_bytes=10**9), "auto", 0),
+        ({"model": LARGE, "checkpoint": {"mirror": "lab:ckpt"}}, SEEN, "auto", 0),
+        ({"model": LARGE, "checkpoint": {"mirror": "."}}, SEEN, "auto", 0),  # this computer was named
+        ({"spot": False}, SEEN, "never", 0),
+        ({"spot": True}, SEEN, "always", 3 * 10**9),  # which plan and apply refuse
+        ({"run": "python train.py"}, SEEN, "auto", 0),  # nothing resumes, so nothing is saved for it
+    ],
+)
+def test_large_checkpoints_need_a_store_on_spot(
+    keys: dict[str, Any], history: History, spot: str, homeless: int
+) -> None:
+    policy = policy_of(spec(**{"run": RESUMABLE, **keys}), job_row(), history)
+    assert (policy.spot, policy.homeless) == (spot, homeless)
 
 
 def test_what_the_spec_says_wins() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import store_machines, store_results
+from orchestrator import store_machines, store_results, store_side
 from orchestrator.clock import FakeClock
 from orchestrator.execute import Context, WorkFailed
 from orchestrator.home import Home
@@ -107,6 +107,49 @@ def test_parts_of_an_upload_that_broke_off_are_not_left_to_be_paid_for(error: Ex
     assert parts.open == set()
 
 
+class Still:
+    """An agent whose transfer goes on for ever and moves nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, command: str, **payload: Any) -> dict[str, Any]:
+        self.asked.append(payload)
+        return {"state": "running", "bytes": 7, "total": 100}
+
+
+def test_a_transfer_that_moves_no_more_is_ended_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone it would hold its URLs, and the next try would find it in its way."""
+    monkeypatch.setattr(store_side, "STALL_S", 0.0)
+    monkeypatch.setattr(store_side, "POLL_S", 0.0)
+    agent, side = Still(), store_side.StoreSide(None, FakeClock().utc)  # type: ignore[arg-type]
+    with pytest.raises(WorkFailed, match="has not moved"):
+        side.transfer(agent, RUN, "results-0", {"kind": "up", "items": []}, False, lambda _: None)
+    assert agent.asked[-1]["stop"] is True
+    assert [each.get("stop") for each in agent.asked[:-1]].count(True) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        ("", False),
+        ("step_1: no answer trouble: reset", False),
+        ("step_1: 503 SlowDown: wait", False),
+        ("step_1: 403 AccessDenied: the session was revoked", True),
+        ("step_1: 400 ExpiredToken: it has ended", True),
+        ("step_1: 403 InvalidAccessKeyId: the key was deleted", True),
+        ("step_1: no answer expired: no presigned slot is left", True),
+    ],
+)
+@pytest.mark.parametrize("role", ["", "arn:x"])
+def test_access_that_the_store_no_longer_takes_is_given_anew(error: str, again: bool, role: str) -> None:
+    side = store_side.StoreSide(None, FakeClock().utc)  # type: ignore[arg-type]
+    settings = StoreSettings("lab", "s3://b", role_arn=role)
+    mirror: Any = SimpleNamespace(layout=Layout(Location(settings, ""), "new", "t0"))
+    context: Any = SimpleNamespace(assignment=RUN)
+    assert side._needs_access({"until": FakeClock().utc() + 3600, "error": error}, context, mirror) is again
+
+
 # --- an earlier job's checkpoints ------------------------------------------------------------------------------------
 
 
@@ -179,6 +222,7 @@ class Taker(StoreMachines):
 
 
 NEW: Any = SimpleNamespace(id="new")
+RUN: Any = SimpleNamespace(task="t0", n=1, key="t0.1")
 OLD = StoreSettings("old", "s3://b1")
 
 
