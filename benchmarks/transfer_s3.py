@@ -51,6 +51,7 @@ class Desk:
         self.store = server.store()
         self.machine.do("prepare", job=JOB)
         self.side = StoreSide(self, time.time)  # type: ignore[arg-type]
+        self.took = 0.0  # seconds of the last `ours_down`
 
     def of(self, place: str) -> Place:
         """As `Places.of`."""
@@ -140,7 +141,7 @@ def ours_down(desk: Desk, prefix: str, source: Path, dest: Path, n: int) -> None
     )  # fmt: skip
     assert state["state"] == "done", state
     assert {each["path"]: each["sha256"] for each in state["files"]} == sums
-    desk.took = time.monotonic() - began  # type: ignore[attr-defined]
+    desk.took = time.monotonic() - began
 
 
 def data_in(desk: Desk, prefix: str, source: Path, dest: Path, n: int) -> float:
@@ -166,25 +167,33 @@ def data_in(desk: Desk, prefix: str, source: Path, dest: Path, n: int) -> float:
     return time.monotonic() - began
 
 
-def copies(desk: Desk, label: str, source: Path, n: int) -> dict[str, Any]:
-    """Up and down with each tool, then with ours."""
-    figures: dict[str, Any] = {"what": label}
-    for which in ("s5cmd", "rclone"):
-        figures[f"{which}_up_s"] = timed(lambda which=which: up_with(desk, which, source, f"{which}{n}"))
-        dest = desk.folder / f"{which}{n}"
-        figures[f"{which}_down_s"] = timed(lambda which=which, dest=dest: down_with(desk, which, f"{which}{n}", dest))
+def copies(desk: Desk, label: str, source: Path, first: int, repeats: int) -> dict[str, Any]:
+    """Up and down with each tool and with ours, in turn; of each the fastest of `repeats`: others disturbed it least.
+
+    `first`: number of the first run; each has its own, and prefixes of its own.
+    """
+    times: dict[str, list[float]] = {}
+    for n in range(first, first + repeats):
+        for which in ("s5cmd", "rclone"):
+            dest = desk.folder / which
+            times.setdefault(f"{which}_up_s", []).append(
+                timed(lambda which=which, n=n: up_with(desk, which, source, f"{which}{n}"))  # type: ignore[misc]
+            )
+            times.setdefault(f"{which}_down_s", []).append(
+                timed(lambda which=which, n=n, dest=dest: down_with(desk, which, f"{which}{n}", dest))  # type: ignore[misc]
+            )
+            shutil.rmtree(dest)
+        dest = desk.folder / "ours"
+        times.setdefault("ours_up_s", []).append(timed(lambda n=n: ours_up(desk, source, n)))  # type: ignore[misc]
+        ours_down(desk, f"s5cmd{n}", source, dest, n)
+        times.setdefault("ours_down_s", []).append(desk.took)
         shutil.rmtree(dest)
-    figures["ours_up_s"] = timed(lambda: ours_up(desk, source, n))
-    dest = desk.folder / f"ours{n}"
-    ours_down(desk, f"s5cmd{n}", source, dest, n)
-    figures["ours_down_s"] = desk.took  # type: ignore[attr-defined]
-    shutil.rmtree(dest)
-    figures["ours_data_s"] = data_in(desk, f"s5cmd{n}", source, dest, n)
-    shutil.rmtree(dest)
-    figures["data_ratio"] = min(figures["s5cmd_down_s"], figures["rclone_down_s"]) / figures["ours_data_s"]
-    for way in ("up", "down"):
-        best = min(figures[f"s5cmd_{way}_s"], figures[f"rclone_{way}_s"])
-        figures[f"{way}_ratio"] = best / figures[f"ours_{way}_s"]
+        times.setdefault("ours_data_s", []).append(data_in(desk, f"s5cmd{n}", source, dest, n))
+        shutil.rmtree(dest)
+    figures: dict[str, Any] = {"what": label, **{name: round(min(each), 2) for name, each in times.items()}}
+    for ours, way in (("up", "up"), ("down", "down"), ("data", "down")):
+        best = min(min(times[f"s5cmd_{way}_s"]), min(times[f"rclone_{way}_s"]))
+        figures[f"{ours}_ratio"] = round(best / min(times[f"ours_{ours}_s"]), 2)
     return figures
 
 
@@ -209,10 +218,17 @@ def by_process() -> dict[int, tuple[str, int, float]]:
     return found
 
 
+def said(pid: int) -> str:
+    """What a process was started with, its end."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()[-60:]
+    return ""
+
+
 def others_on(core: int, before: dict[int, tuple[str, int, float]], job: int) -> list[str]:
     """What else than the job was on its core since `before`, by CPU seconds."""
     spent = {
-        pid: (name, seconds - before.get(pid, ("", 0, 0.0))[2])
+        pid: (f"{name} ({said(pid)})", seconds - before.get(pid, ("", 0, 0.0))[2])
         for pid, (name, at, seconds) in by_process().items()
         if at == core and pid != job
     }
@@ -315,7 +331,7 @@ def cutting(desk: Desk, mib: int) -> dict[str, Any]:
     mark = str(desk.machine.control).encode()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{name}/cmdline").read_bytes()
+            words = Path(f"/proc/{name}/cmdline").read_bytes()  # the control folder is a word of the agent's
             if b"\0_mirror\0" in words and mark in words:
                 os.kill(int(name), signal.SIGKILL)
     root = mirror.layout.run(2)
@@ -327,27 +343,27 @@ def cutting(desk: Desk, mib: int) -> dict[str, Any]:
     return {"what": f"a cut in the middle of {mib} MiB", "arrived": arrived, "sent_again_share": again / arrived}
 
 
-def main(folder: Path, mib: int, files: int, checkpoint_mib: int) -> list[dict[str, Any]]:
-    """All figures of the S3 part."""
+def main(folder: Path, mib: int, files: int, checkpoint_mib: int, repeats: int) -> list[dict[str, Any]]:
+    """All figures of the S3 part; a size of 0 leaves its part out."""
     found = []
     with S3Server(folder / "s3") as server, Machine(folder / "home", python=sys.executable) as machine:
         desk = Desk(folder, server, machine)
-        big = folder / "big"
-        big.mkdir()
-        for part in range(16):
-            (big / f"part{part}").write_bytes(os.urandom(mib * MIB // 16))
-        found.append(copies(desk, f"{mib} MiB in 16 files", big, 11))
-        print(json.dumps(found[-1]), flush=True)
-        shutil.rmtree(big)
-        many = folder / "many"
-        many.mkdir()
-        for number in range(files):
-            (many / f"f{number:05}").write_bytes(os.urandom(LITTLE))
-        found.append(copies(desk, f"{files} files of 4 KiB", many, 12))
-        print(json.dumps(found[-1]), flush=True)
-        shutil.rmtree(many)
-        found.append(mirroring(desk, checkpoint_mib))
-        print(json.dumps(found[-1]), flush=True)
-        found.append(cutting(desk, checkpoint_mib))
-        print(json.dumps(found[-1]), flush=True)
+        big, many = folder / "big", folder / "many"
+        if mib:
+            big.mkdir()
+            for part in range(16):
+                (big / f"part{part}").write_bytes(os.urandom(mib * MIB // 16))
+            found.append(copies(desk, f"{mib} MiB in 16 files", big, 100, repeats))
+            print(json.dumps(found[-1]), flush=True)
+            shutil.rmtree(big)
+        if files:
+            many.mkdir()
+            for number in range(files):
+                (many / f"f{number:05}").write_bytes(os.urandom(LITTLE))
+            found.append(copies(desk, f"{files} files of 4 KiB", many, 200, repeats))
+            print(json.dumps(found[-1]), flush=True)
+            shutil.rmtree(many)
+        for part in (mirroring, cutting) if checkpoint_mib else ():
+            found.append(part(desk, checkpoint_mib))
+            print(json.dumps(found[-1]), flush=True)
     return found

@@ -3,7 +3,8 @@
     proxy = FaultProxy(lambda: server.port)
     proxy.fault = lambda method, path, number: "500" if method == "PUT" and number <= 2 else None
 
-Faults: "500", "412", "skew" (403 RequestTimeTooSkewed with a Date header), "cut" (half of the request's body is taken,
+Faults: "500", "412", "403", "expired" (ExpiredToken), "full" (507),
+"skew" (403 RequestTimeTooSkewed with a Date header), "cut" (half of the request's body is taken,
 then the connection is reset), "cut-answer" (half of the answer is given), "alter" (one byte of the answer is another
 one), "lose" (200 without asking the server), "hold" (nothing happens until `release` is set). `number` counts this
 method's requests from 1. Host headers pass unchanged, so signatures hold.
@@ -20,6 +21,14 @@ from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
+REFUSALS = {
+    "500": (500, "InternalError"),
+    "412": (412, "PreconditionFailed"),
+    "403": (403, "AccessDenied"),
+    "expired": (400, "ExpiredToken"),
+    "full": (507, "XMinioStorageFull"),
+    "skew": (403, "RequestTimeTooSkewed"),
+}
 HOP = ("content-length", "transfer-encoding", "connection")
 Fault = Callable[[str, str, int], str | None]
 
@@ -88,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         with world.lock:
             world.bytes_up += len(body)
-        if fault in ("500", "412", "skew"):
+        if fault in REFUSALS:
             self._answer(fault)
             return
         if fault == "lose":
@@ -117,11 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         import email.utils
         import time
 
-        status, code = {
-            "500": (500, "InternalError"),
-            "412": (412, "PreconditionFailed"),
-            "skew": (403, "RequestTimeTooSkewed"),
-        }[fault]
+        status, code = REFUSALS[fault]
         date = email.utils.formatdate(time.time() + self.world.skew_s, usegmt=True)
         self._send(status, [("Date", date)], f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode())
 

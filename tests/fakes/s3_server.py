@@ -150,6 +150,16 @@ class S3Server:
             self.process.wait()
             self.process = None
 
+    def kill(self) -> None:
+        """As a crash: what was not acknowledged may be lost."""
+        self._stop()
+
+    def start_again(self) -> None:
+        """On the same data, at other ports."""
+        binary = weed()
+        assert binary is not None
+        self._start(binary)
+
     def __exit__(self, *_: object) -> None:
         self._stop()
 
