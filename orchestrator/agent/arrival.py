@@ -40,18 +40,18 @@ class Following:
                 with self.lock:
                     left = self.came.pop(self.at, None)
                     if left is None:
+                        if self.at == self.size:
+                            self.noted[self.path] = (mark_of(os.fstat(file.fileno())), self.sha256.hexdigest())
                         self.busy = False
-                        break
+                        return
+                file.seek(self.at)
                 self.at += left
-                file.seek(self.at - left)
                 while left:
                     count = file.readinto(room[: min(left, READ_BYTES)])
                     if not count:
                         raise OSError("%s became shorter" % self.path)
                     self.sha256.update(room[:count])
                     left -= count
-            if self.at == self.size:
-                self.noted[self.path] = (mark_of(os.fstat(file.fileno())), self.sha256.hexdigest())
 
 
 class Arrivals:
