@@ -26,6 +26,8 @@ IDLE_CORES, IDLE_BYTES = 0.05, 100_000.0  # below both, and with idle cards, not
 STEP_PATIENCE = 10  # a job that always took minutes a step is not stalled after one of them
 LEAK_SHARE = 0.05  # of all memory in that time: less is noise or a cache
 LEAK_HORIZON_S = 24 * 3600.0
+PROGNOSIS_DOUBT = 0.1  # an hour with an evaluation in it, or with longer samples, is so much slower than the others
+PROGNOSIS_SURE_S = 2 * 3600.0  # from here on there is no time for doubt
 MACHINES_MIN = 2  # earlier machines before their pace is the usual one
 SLOWER_MIN = 10  # minutes with steps before a median is believed
 RECLAIM_WINDOW_S = 6 * 3600.0
@@ -248,7 +250,8 @@ def _ttl_near(look: Look, rule: Rule) -> Said:
     left = look.left_s
     todo = f"gpujob extend {look.name} {_hours(left - remaining if left is not None else 2 * 3600.0)}"
     if left is not None:
-        if left <= remaining or look.now - look.run[0].at < 15 * MINUTE:
+        doubt = PROGNOSIS_DOUBT * remaining if remaining > PROGNOSIS_SURE_S else 0.0
+        if left <= remaining + doubt or look.now - look.run[0].at < 15 * MINUTE:
             return None
         text = f"at the present pace {span(left)} of work are left, and the hard end comes in {span(remaining)}"
         return text, "ttl is shorter than the work", todo

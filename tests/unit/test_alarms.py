@@ -45,6 +45,30 @@ def test_a_clean_run_of_24_hours_raises_nothing() -> None:
         assert found == [], f"minute {until}: {found}"
 
 
+def lively(minute: int, point: Point, step: float, rng: random.Random) -> Point:
+    """A healthy minute of a run whose pace and use waver, with an evaluation every two hours."""
+    evaluates = minute > 30 and minute % 120 < 8
+    cards = tuple(
+        replace(c, util=rng.uniform(20, 60) if evaluates else min(100.0, rng.gauss(93, 3))) for c in point.cards
+    )
+    rate, net = 400 * math.exp(rng.gauss(0, 0.1)), 1e4 if minute % 60 else 5e7
+    return replace(point, step=step, rate=rate, cards=cards, net_in=net)
+
+
+def test_a_day_that_wavers_raises_nothing_however_it_is_compared() -> None:
+    rng, points, done = random.Random(3), [], 0.0
+    for minute in range(24 * 60):
+        if minute >= 3 and not (minute > 30 and minute % 120 < 8):
+            done += 30 * math.exp(rng.gauss(0, 0.12)) * (0.9 if minute % 300 < 60 else 1.0)  # an hour of longer samples
+        step = round(done) if minute >= 3 else math.nan
+        points.append(lively(minute, healthy(minute, cards=4, rng=rng), step, rng))
+    before = Before(paces=(0.5, 0.52, 0.48), rates=((1, 105.0), (1, 98.0)))
+    for until in range(1, len(points) + 1, 3):
+        window = points[max(0, until - 240) : until]
+        look = look_at(window, began_at=T0, every_s=1800.0, total=60_000.0, end=T0 + 40 * 3600.0, before=before)
+        assert kinds(look) == [], f"minute {until}"
+
+
 @given(
     seed=st.integers(0, 10**6), cards=st.integers(1, 4), pace=st.floats(2.0, 600.0), minutes=st.integers(1, 150),
     evaluation=st.integers(0, 8),
@@ -593,3 +617,13 @@ def test_eight_cards_that_make_three_times_one_are_said_with_their_share() -> No
     assert kinds(look_at(told(math.nan, 8), before=before)) == [], "a job that tells no throughput"
     against_two = the(look_at(told(300.0, 8), before=Before(rates=((2, 200.0),))), "scaling")
     assert "2 cards made 200: 37.5 %" in against_two.text
+
+
+@pytest.mark.parametrize(
+    ("hours_left", "hours_of_work", "said"),
+    [(20.0, 21.0, False), (20.0, 23.0, True), (1.5, 1.6, True), (1.5, 1.4, False)],
+)
+def test_a_prognosis_of_many_hours_leaves_room_for_doubt(hours_left: float, hours_of_work: float, said: bool) -> None:
+    points = hours(100)
+    total = points[-1].step + 1800 * hours_of_work
+    assert (kinds(look_at(points, total=total, end=points[-1].at + 3600 * hours_left)) == ["ttl-near"]) is said
