@@ -318,7 +318,7 @@ def test_an_address_that_is_none_is_said_without_it(address: str) -> None:
 
 def test_without_apprise_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "apprise", None)
-    with pytest.raises(NotSent, match=r"install gpujob\[notify\]"):
+    with pytest.raises(NotSent, match=r"install gpujob with its extra `notify`"):
         send(Target(url="json://x"), "t", "b")
 
 

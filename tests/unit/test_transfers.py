@@ -123,8 +123,8 @@ def test_the_machines_tell_what_they_send(tmp_path: Path, monkeypatch: pytest.Mo
     code.mkdir(parents=True)
     (code / ".complete").touch()
     context: Any = SimpleNamespace(
-        rental=SimpleNamespace(id="gj-1"),
-        assignment=SimpleNamespace(key="t0.1", task="t0", resume_hash="h", resume_name="step_3.bin"),
+        the_rental=lambda: SimpleNamespace(id="gj-1"),
+        the_run=lambda: SimpleNamespace(key="t0.1", task="t0", resume_hash="h", resume_name="step_3.bin"),
         job=SimpleNamespace(id="j", snapshot="s", base_dir=str(tmp_path), data_manifests=summaries({"set": made})),
         spec=SimpleNamespace(data=[SimpleNamespace(source="set", path="set")], model=None, checkpoint=None),
     )
@@ -156,8 +156,9 @@ def test_the_machines_tell_what_they_bring(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(checkpoints, "mirror_one", breaks)
     monkeypatch.setattr(artifacts, "collect", copy)
     run = SimpleNamespace(key="t0.1", task="t0", n=1, resume_hash="", resume_step=None, environment={"torch": None})
+    rental = SimpleNamespace(id="gj-1", nonce="n")
     context: Any = SimpleNamespace(
-        rental=SimpleNamespace(id="gj-1", nonce="n"), assignment=run, job=SimpleNamespace(id="j"),
+        rental=rental, assignment=run, the_rental=lambda: rental, the_run=lambda: run, job=SimpleNamespace(id="j"),
         spec=SimpleNamespace(checkpoint=None, artifacts=None), mirrored=frozenset(), task=None,
     )  # fmt: skip
     with pytest.raises(WorkFailed, match="gone"):
