@@ -53,7 +53,7 @@ FAMILIES: Sequence[tuple[str, str]] = (
     ("gpujob_job_spent", "Money spent so far, in the currency of the label."),
     ("gpujob_job_hourly", "What its open machines cost an hour, in the currency of the label."),
     ("gpujob_job_step", "The last step that its log named."),
-    ("gpujob_job_step_total", "The last step that there will be."),
+    ("gpujob_job_steps_planned", "The last step that there will be."),
     ("gpujob_job_steps_per_second", "Steps a second over the last minutes."),
     ("gpujob_job_throughput", "Throughput as the job itself reports it, in its own unit."),
     ("gpujob_alarm", "1 for each alarm that holds."),
@@ -86,8 +86,8 @@ def _values(job: Sick, now: float) -> Iterable[tuple[str, Mapping[str, str], flo
         yield "gpujob_job_spent", {**money, "currency": currency}, amount
     yield "gpujob_job_hourly", money, job.hourly
     yield "gpujob_job_step", {}, job.step
-    yield "gpujob_job_step_total", {}, job.total
-    for kind in job.alarms:
+    yield "gpujob_job_steps_planned", {}, job.total
+    for kind in dict.fromkeys(job.alarms):  # a line twice would cost the whole page
         yield "gpujob_alarm", {"kind": kind}, 1.0
     if job.vitals is None:
         return
@@ -125,7 +125,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.17g}" if value != int(value) or abs(value) > 2**53 else str(int(value))
+    return repr(value) if value != int(value) or abs(value) > 2**53 else str(int(value))
 
 
 def write(path: Path, page: str) -> None:

@@ -281,6 +281,24 @@ def test_prometheus_text(home: Home, store: Store, capsys: pytest.CaptureFixture
     assert not [name for name, _ in found if name == "gpujob_job_throughput"], "what is unknown has no line"
 
 
+def test_prometheus_takes_the_page_and_its_linter_has_nothing_to_say(home: Home, store: Store, capsys: Any) -> None:
+    from orchestrator.cli import prometheus
+
+    running(home, store, alarms=[ALARM, ALARM, {**ALARM, "kind": "stalled"}])
+    running(home, store, name="second", cards=1)
+    lines = said(capsys, "top", "--prometheus").splitlines()
+    samples = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples)), "a line twice costs the whole page"
+    assert len([line for line in samples if line.startswith("gpujob_alarm")]) == 2
+    names = [name for name, _ in prometheus.FAMILIES]
+    assert not [name for name in names if name.endswith(("_total", "_count", "_sum", "_bucket", "_info_info"))]
+    heads = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
+    assert heads == names
+    order = list(dict.fromkeys(re.split(r"[{ ]", line)[0] for line in samples))
+    assert order == [name for name in names if name in order], "each name's lines stand together below its head"
+    assert 'gpujob_job_spent{job="digits.1-abcd",name="digits",currency="USD",play="true"} 0.25' in lines
+
+
 def test_prometheus_of_nothing_is_a_valid_page(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(said(capsys, "top", "--prometheus")) == {}
 
