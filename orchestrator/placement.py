@@ -108,6 +108,18 @@ def _paced(offers: tuple[Offer, ...], policy: Policy, resting: Mapping[str, str]
     return second if second.ranked else _rank(offers, policy, resting, None)
 
 
+def narrowed_by(policy: Policy, ranking: Ranking) -> tuple[str, ...]:
+    """Keys of the spec that leave little choice, the widest first: what to write wider when nothing can be had."""
+    ask, removed = policy.ask, {out.by for out in ranking.left_out}
+    narrow = (
+        ("providers", len(policy.providers) == 1), ("regions", bool(ask.regions)),
+        ("gpu", len({wish.name for wish in ask.gpus}) == 1), ("spot", policy.spot == "always"),
+        ("cpus", ask.cpus_min > 0), ("memory", ask.memory_min > 0), ("disk", ask.disk_min > 0),
+    )  # fmt: skip
+    told = tuple(key for key, is_narrow in narrow if is_narrow)
+    return told + tuple(key for key in ("max_price", "model", "image") if key in removed)
+
+
 def in_the_end(offer: Offer, policy: Policy) -> Decimal:
     """What the whole job costs on such machines, in the job's currency; the hour's price when its length is unknown."""
     worth = policy.worth(offer.currency) or Decimal(0)

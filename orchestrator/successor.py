@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from itertools import takewhile
 
 from orchestrator import budget, placement, resume
 from orchestrator.actions import (
@@ -19,7 +20,7 @@ from orchestrator.actions import (
     WantEnd,
 )
 from orchestrator.draft import Draft
-from orchestrator.model import Facts, Job, Outcome, Policy, Reason, RentalFacts, RentalPhase, Unknown
+from orchestrator.model import CreateOutcome, Facts, Job, Outcome, Policy, Reason, RentalFacts, RentalPhase, Unknown
 from orchestrator.pace import pace_of
 from orchestrator.verdict import judge
 from orchestrator.work import outcome_of
@@ -27,6 +28,7 @@ from providers.base import Offer
 
 OFFERS_FRESH_S = 60.0  # prices older than this are asked for again before money is spent on them
 USEFUL_S = 120.0  # a machine that could live shorter than this is not rented
+REFUSALS_SAID = 3  # refusals in a row after which a wait names what the spec leaves no choice in
 HOSTS_MAX = 6  # machines in a row that never ran anything: then a person must look
 END_STEP_S = 5.0  # a wanted end moves only by more than this, so that rounding never moves timers
 
@@ -204,10 +206,21 @@ def _open(draft: Draft, offers: tuple[Offer, ...]) -> None:
     )
 
 
+def _narrowed(facts: Facts, policy: Policy, ranking: placement.Ranking) -> str:
+    """After some refusals in a row: the keys of the spec that may ask for what nobody has."""
+    newest = sorted(facts.rentals, key=lambda r: r.rental.attempt, reverse=True)
+    refused = [r.rental for r in takewhile(lambda r: r.rental.create_outcome is CreateOutcome.REFUSED, newest)]
+    keys = placement.narrowed_by(policy, ranking)
+    if len(refused) < REFUSALS_SAID or not keys:
+        return ""
+    return f" ({len(refused)} refusals in a row; the choice is narrowed by {', '.join(keys)})"
+
+
 def wait(draft: Draft, ranking: placement.Ranking) -> None:
     """No offer may be taken now: wait as long as the spec allows, or end where waiting cannot help."""
     facts, policy, job = draft.facts, draft.policy, draft.facts.job
     why = ranking.left_out[0].why if ranking.left_out else "no offer matches the spec"
+    why += _narrowed(facts, policy, ranking)
     blocked = ranking.blocked
     if blocked is not None:
         draft.do(SetOutcome(Outcome.FAILED, blocked, why), "waiting cannot help")

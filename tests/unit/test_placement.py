@@ -9,7 +9,7 @@ import core_facts as cf
 
 from orchestrator import placement
 from orchestrator.model import Policy, Reason
-from providers.base import Offer
+from providers.base import Ask, GpuWish, Offer
 
 SPOT, DEMAND = cf.OFFER, cf.DEMAND  # 1 and 3 USD/h
 OTHER = replace(SPOT, provider="b", account="b2", key="x1", pool="x1", hourly=Decimal("1.10"))
@@ -56,6 +56,15 @@ def test_each_providers_own_image_is_held_against_its_own_cards() -> None:
     assert rank(new, same, OTHER, ask=ask) == ["m1-spot", "x1"]
     assert why(new, same, ask=ask) == ["the image of b: CUDA 12.1 knows no sm_120; it needs 12.8 or newer"]
     assert why(replace(new, gpu="UNHEARD-OF"), ask=ask) == []
+
+
+def test_what_narrows_the_choice_is_named_by_the_keys_of_the_spec() -> None:
+    ask = Ask(gpus=(GpuWish("RTX-4090", 24, 1), GpuWish("RTX-4090", 24, 2)), regions=("r1",), disk_min=1)
+    policy = replace(cf.POLICY, ask=ask, spot="always", price_cap=Decimal("0.5"))
+    ranking = placement.rank((SPOT, DEMAND), policy, {})
+    assert placement.narrowed_by(policy, ranking) == ("providers", "regions", "gpu", "spot", "disk", "max_price")
+    wide = replace(cf.POLICY, providers=("prov", "b"))
+    assert placement.narrowed_by(wide, placement.rank((SPOT,), wide, {})) == ()
 
 
 def test_a_pool_that_reclaimed_lately_counts_dearer_than_it_is() -> None:

@@ -11,7 +11,17 @@ import pytest
 from core_facts import T0
 
 from orchestrator import actions as act
-from orchestrator.model import Decision, Outcome, Reason, RentalPhase, Sight, SignalWhy, Trouble, Unknown
+from orchestrator.model import (
+    CreateOutcome,
+    Decision,
+    Outcome,
+    Reason,
+    RentalPhase,
+    Sight,
+    SignalWhy,
+    Trouble,
+    Unknown,
+)
 from orchestrator.reconcile import reconcile
 from providers.base import Notice
 
@@ -339,6 +349,20 @@ def test_price_cap_waits_and_wait_ends_with_no_capacity() -> None:
     waited = cf.job(first_rental_at=None, wait_since=T0 - 3600)
     (outcome,) = of(decide(now=T0, policy=policy, job=waited), act.SetOutcome)
     assert outcome.reason is Reason.NO_CAPACITY
+
+
+def test_a_wait_names_what_narrows_the_choice_after_refusals_in_a_row() -> None:
+    resting = {f"pool:prov/acc/r1/{pool}": "no-capacity: none left" for pool in ("m1", "m1-od")}
+    refused = [
+        replace(lost_rental(n), rental=replace(lost_rental(n).rental, create_outcome=CreateOutcome.REFUSED))
+        for n in (1, 2, 3)
+    ]
+    policy = replace(cf.POLICY, ask=replace(cf.POLICY.ask, regions=("r1",)))
+    waited = cf.job(first_rental_at=None, wait_since=T0 - 3600)
+    (ended,) = of(decide(*refused, now=T0 + 600, policy=policy, job=waited, resting=resting), act.SetOutcome)
+    assert ended.detail.endswith("none left (3 refusals in a row; the choice is narrowed by providers, regions)")
+    (few,) = of(decide(*refused[:2], now=T0 + 600, policy=policy, job=waited, resting=resting), act.SetOutcome)
+    assert few.detail.endswith("none left")
 
 
 def test_a_quota_is_named_at_once_when_nothing_else_is_left() -> None:
