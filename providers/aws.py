@@ -124,9 +124,14 @@ class AwsProvider:
 
     def offers(self, ask: Ask) -> tuple[Offer, ...]:
         """One offer for each type, zone and market."""
-        own_image(ask.image)
+        own, least = own_image(ask.image), gigabytes(ask.disk_min, DISK_MIN_GB)
+
+        def disk_of(region: str) -> int:
+            """An image of the user's own may be larger than what is usual, and is in its own regions alone."""
+            return max(least, self._images.find(region, own, bool(ask.gpus)).size_gb) if own else least
+
         # A docker image needs an image with docker: the one for GPUs has it, and runs without one as well.
-        return self._catalog.offers(ask, self._regions, gigabytes(ask.disk_min, DISK_MIN_GB))
+        return self._catalog.offers(ask, self._regions, disk_of)
 
     def create(self, offer: Offer, tag: Tag, end: float, boot: Boot) -> Instance:
         """Key and group of the rental, then one launch; where that is refused, both go again."""
@@ -140,6 +145,13 @@ class AwsProvider:
         self._api.turn(region, "create")
         own = "" if offer.container else own_image(boot.image or offer.image)
         image = self._images.find(region, own, offer.gpu_count > 0 or bool(offer.container))
+        offered = gigabytes(offer.disk, DISK_MIN_GB)
+        if image.size_gb > offered:
+            raise Invalid(
+                f"the image {image.id} takes {image.size_gb} GB, and {offered} GB were offered: "
+                f"write `disk: {{system: {image.size_gb} GB}}`",
+                provider=self.name, what="create",
+            )  # fmt: skip
         self._make_key(region, tag, boot.public_key.strip())
         group = self._make_group(region, tag, place[1])
         request = self._launch(offer, tag, boot, kind, zone, place[0], group, image)

@@ -66,10 +66,10 @@ class Catalog:
         self._lock = threading.Lock()
         self._pricing_rests_until = 0.0
 
-    def offers(self, ask: Ask, regions: Iterable[str], disk: int) -> tuple[Offer, ...]:
-        """Everything that satisfies `ask` in `regions`, each asked at the same time."""
+    def offers(self, ask: Ask, regions: Iterable[str], disk_of: Callable[[str], int]) -> tuple[Offer, ...]:
+        """Everything that satisfies `ask` in `regions`, each asked at the same time. `disk_of`: gigabytes there."""
         wanted = [region for region in regions if not ask.regions or region in ask.regions]
-        found, failures = _together(wanted, lambda region: self._region(ask, region, disk))
+        found, failures = _together(wanted, lambda region: self._region(ask, region, disk_of))
         if failures and not found:
             raise failures[0]
         return tuple(offer for region in found for offer in region)
@@ -88,10 +88,11 @@ class Catalog:
             for each in subnets
         }
 
-    def _region(self, ask: Ask, region: str, disk: int) -> tuple[Offer, ...]:
+    def _region(self, ask: Ask, region: str, disk_of: Callable[[str], int]) -> tuple[Offer, ...]:
         kinds = [kind for kind in self._kinds(region, bool(ask.gpus)) if _fits(kind, ask)]
         if not kinds:
             return ()
+        disk = disk_of(region)
         subnets, places = self.zones(region), self._places(region, bool(ask.gpus))
         spots = self._spot_prices(region, kinds) if ask.spot is not False else {}
         listed = self._on_demand(region, kinds) if ask.spot is not True else {}

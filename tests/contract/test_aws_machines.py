@@ -21,6 +21,7 @@ from orchestrator.home import Home
 from providers import aws_offers
 from providers.aws import AwsProvider
 from providers.aws_api import judge
+from providers.aws_images import Image, Images
 from providers.base import Ask, Boot, DestroyAck, GpuRow, GpuWish, Instance, Offer, Tag
 from providers.errors import (
     AccountGate,
@@ -192,6 +193,19 @@ def test_another_zone_may_still_have_what_one_has_not(company: AwsLayer, cloud: 
     company.empty.add("g6.xlarge/us-east-1a")
     made = cloud.create(offer(cloud, zone="us-east-1b"), TAG, 2e9, Boot("true", PUBLIC))
     assert made.raw["zone"] == "us-east-1b"
+
+
+def test_the_disk_of_a_large_image_is_in_the_price_or_the_create_is_refused(
+    cloud: AwsProvider, company: AwsLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, large = offer(cloud), Image("ami-0123456789abcdef0", "ubuntu", "/dev/sda1", 300)
+    monkeypatch.setattr(Images, "find", lambda self, region, name, with_gpu: large)
+    own = next(o for o in cloud.offers(replace(ONE_L4, spot=False, image=large.id)) if o.key == usual.key)
+    assert own.disk == 300 * 10**9
+    assert own.hourly - usual.hourly == pytest.approx(Decimal("0.08") * 200 / 730, abs=Decimal("0.0002"))
+    with pytest.raises(Invalid, match=r"takes 300 GB, and 100 GB were offered: write `disk: \{system: 300 GB\}`"):
+        cloud.create(usual, TAG, time.time() + 900, Boot("true", PUBLIC))
+    assert (company.running, company.keys) == ([], {})
 
 
 @pytest.mark.parametrize("image", ["ami-00000000000000000", "ssm:/no/such/parameter"])
