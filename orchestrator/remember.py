@@ -37,7 +37,7 @@ def remember(loop: Loop, write: Release, facts: Facts) -> None:
     if write.reason is Reason.BAD_HOST and mine.rental.machine_id:
         key = placement.machine_key(offer.provider, mine.rental.machine_id)
         if key not in facts.resting:  # one that came back although it rests is not made to rest for longer by that
-            loop.store.rest(key, now + rest_s(write.detail, loop.store.rested(key)), write.detail, now)
+            loop.store.rest(key, now + rest_s(write.detail, loop.store.rested(key, now)), write.detail, now)
     given_up = write.reason in (Reason.UNREACHABLE, Reason.INTERRUPTED)
     if given_up and not lifecycle.dead(mine) and not mine.machine.connected:
         loop.observer.count_doubtful(now)

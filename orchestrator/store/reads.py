@@ -28,6 +28,8 @@ from orchestrator.store.rows import (
 )
 from providers.base import Offer
 
+FORGET_REST_S = 86_400.0  # a pool that refused a day ago says nothing about today
+FORGET_MACHINE_S = 30 * 86_400.0  # a machine that was bad a month ago has been repaired, or is not offered any more
 BENCHMARKS_MIN = 3  # fewer machines of a class have no usual speed
 NO_RATES: Mapping[str, Decimal] = {}
 
@@ -184,9 +186,10 @@ class Reads(Connection):
         """What rests now -> why; the keys are those of `placement`."""
         return {row["key"]: row["reason"] for row in self._rows("resting", now=now)}
 
-    def rested(self, key: str) -> int:
-        """How often this rested before, as far as it is remembered."""
-        row = self._one("rest_count", key=key, since=0.0)
+    def rested(self, key: str, now: float) -> int:
+        """How often this rested before, as far as that still says something."""
+        kept = FORGET_MACHINE_S if key.startswith("machine:") else FORGET_REST_S
+        row = self._one("rest_count", key=key, since=now - kept)
         return int(row["count"]) if row else 0
 
     def past_runs(self, name: str, limit: int = 100) -> tuple[PastRun, ...]:

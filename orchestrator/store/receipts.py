@@ -12,12 +12,10 @@ from typing import Any
 
 from orchestrator.model import Assignment, Cause, CheckpointRow, CreateOutcome
 from orchestrator.store.decisions import Decisions
+from orchestrator.store.reads import FORGET_MACHINE_S, FORGET_REST_S
 from orchestrator.store.rows import Preflight, cause_text, money, offer_text, plain, text
 from orchestrator.transitions import IllegalStep
 from providers.base import Instance, Offer
-
-FORGET_REST_S = 86_400.0  # a pool that refused a day ago says nothing about today
-FORGET_MACHINE_S = 30 * 86_400.0  # a machine that was bad a month ago has been repaired, or is not offered any more
 
 
 class Receipts(Decisions):

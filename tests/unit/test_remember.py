@@ -15,7 +15,7 @@ from orchestrator import placement
 from orchestrator.model import Reason, Trouble
 from orchestrator.reconcile import reconcile
 from orchestrator.remember import HOUR_S, REST_HARDWARE_S, REST_PASSING_S, rest_s
-from orchestrator.store.receipts import FORGET_MACHINE_S
+from orchestrator.store.reads import FORGET_MACHINE_S
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,11 @@ def test_a_month_later_it_is_as_good_as_new(tmp_path: Path) -> None:
         store.rest(key, T0 + 120, "xid", T0 + 60)
         store.rest("pool:a/b/c/d", T0 + 60, "full", T0)
         store.rest("pool:x", T0 + 9e9, "full", T0 + 200_000)
-        assert (store.rested(key), store.rested("pool:a/b/c/d")) == (2, 0)
+        assert (store.rested(key, T0 + 200_000), store.rested("pool:a/b/c/d", T0 + 200_000)) == (2, 0)
+        assert store.rested(key, T0 + 119 + FORGET_MACHINE_S) == 2
+        assert store.rested(key, T0 + 121 + FORGET_MACHINE_S) == 0, "the next fault is its first again"
         store.rest("pool:x", T0 + 9e9, "full", T0 + 121 + FORGET_MACHINE_S)
-        assert store.rested(key) == 0
+        assert store.rested(key, T0) == 0, "and it is not kept"
 
 
 def given_again(n: int, reason: str = "xid: Xid 79") -> list[object]:
