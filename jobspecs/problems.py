@@ -56,13 +56,14 @@ class Refusal(ValueError):
     """A value that cannot be read as what its key means.
 
     `reason` says why, `hint` what to write instead. Raised by the parsers of this package; the loader turns it
-    into a `Problem` with a place.
+    into a `Problem` with a place. `key`: the path of the key, where whoever raises it knows it and the loader is done.
     """
 
-    def __init__(self, reason: str, hint: str = "") -> None:
+    def __init__(self, reason: str, hint: str = "", key: str = "") -> None:
         super().__init__(f"{reason} ({hint})" if hint else reason)
         self.reason = reason
         self.hint = hint
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from jobspecs.schema import JobSpec, Parameter, Sweep
 
 
+VARIABLE_MAX = 128 * 1024  # MAX_ARG_STRLEN of Linux, for one string of an environment, its final NUL included
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A broken rule: the `keys` that it compared, the path of the one to show, the reason and the way out."""
@@ -108,6 +111,17 @@ def _environment(spec: JobSpec) -> Iterator[Broken]:
     for name in spec.secrets:
         if name in spec.env:
             yield Broken(("env", "secrets"), ("env", name), f"{name} is in secrets too", "keep it in secrets only")
+    for name, value in spec.env.items():
+        if value is not None:
+            yield from _variable("env", ("env", name), name, value)
+
+
+def _variable(key: str, path: tuple[str | int, ...], name: str, text: str) -> Iterator[Broken]:
+    """No program starts with a variable that is longer than Linux allows."""
+    size = len(f"{name}={text}".encode("utf-8", "surrogateescape")) + 1
+    if size > VARIABLE_MAX:
+        reason = f"has {size} bytes with its name, and no program starts with a variable of more than {VARIABLE_MAX}"
+        yield Broken((key,), path, reason, "write it into a file of workdir, and its path here")
 
 
 def _finish(spec: JobSpec) -> Iterator[Broken]:
@@ -136,6 +150,12 @@ def _many(spec: JobSpec) -> Iterator[Broken]:
         yield Broken(tuple(used), (used[1],), f"{used[1]} and {used[0]} cannot be combined", "keep one of them")
     if used and spec.workload == "serve":
         yield Broken((used[0], "workload"), (used[0],), "a serve job has one machine", f"leave out {used[0]}")
+    if spec.workload == "batch" and spec.batch is None:
+        hint = "add batch: {items, slice}, or leave workload out"
+        yield Broken(("workload", "batch"), ("workload",), "is batch, and no batch says which items there are", hint)
+    if used and spec.hold_on_failure.seconds:
+        reason = f"is of a job with one machine: with {used[0]} a machine goes on with what is still to do"
+        yield Broken(("hold_on_failure", used[0]), ("hold_on_failure",), reason, "leave it out, or write 0s")
 
 
 def _sweep(spec: JobSpec) -> Iterator[Broken]:
@@ -147,6 +167,9 @@ def _sweep(spec: JobSpec) -> Iterator[Broken]:
         return
     for name, parameter in (sweep.parameters or {}).items():
         yield from _parameter(name, parameter)
+    for position, leg in enumerate(sweep.legs or ()):
+        for name, value in leg.items():
+            yield from _variable("sweep", ("sweep", "list", position, name), f"GPUJOB_PARAM_{name}", value)
     yield from _search(sweep)
     for key, other in (("budget", spec.budget), ("max_price", spec.max_price)):
         if other is not None and other.currency != sweep.budget.currency:
@@ -164,6 +187,8 @@ def _parameter(name: str, parameter: Parameter) -> Iterator[Broken]:
             yield Broken(("sweep",), path, f"{bounds[0]} is not below {bounds[1]}", "write [low, high]")
     if parameter.log_uniform is not None and parameter.log_uniform[0] <= 0:
         yield Broken(("sweep",), path, "a logarithm needs bounds above 0", "write uniform, or a low end above 0")
+    for position, value in enumerate(parameter.listed or ()):
+        yield from _variable("sweep", (*path, position), f"GPUJOB_PARAM_{name}", value)
     if parameter.listed == ():
         yield Broken(("sweep",), path, "has no values", "write at least one")
 

@@ -99,7 +99,8 @@ def legs(sweep: Sweep, files: Files) -> tuple[Wanted, ...]:
         choices = choices_of(sweep, files)
         count = math.prod(len(values) for values in choices.values())
         if count > LEGS_MAX:
-            raise Refusal(f"the grid has {count} legs, more than {LEGS_MAX}", "write search: {method: random, trials}")
+            reason = f"the grid has {count} legs, more than {LEGS_MAX}"
+            raise Refusal(reason, "write search: {method: random, trials}", "sweep.parameters")
         rows = (dict(zip(choices, row, strict=True)) for row in itertools.product(*choices.values()))
     return _distinct(rows)
 
@@ -117,17 +118,22 @@ def choices_of(sweep: Sweep, files: Files) -> dict[str, tuple[str, ...]]:
     """The values of every parameter that can be listed; continuous ones are left out."""
     found: dict[str, tuple[str, ...]] = {}
     for name, parameter in (sweep.parameters or {}).items():
+        key = f"sweep.parameters.{name}"
         if parameter.listed is not None:
             found[name] = tuple(dict.fromkeys(parameter.listed))
         elif parameter.whole is not None:
             low, high = parameter.whole
             if high - low >= WHOLE_MAX:
-                raise Refusal(f"{name}: {high - low + 1} whole numbers", "write search: {method: random, trials}")
+                raise Refusal(f"{high - low + 1} whole numbers", "write search: {method: random, trials}", f"{key}.int")
             found[name] = tuple(str(value) for value in range(low, high + 1))
         elif parameter.files is not None:
-            found[name] = tuple(files(parameter.files))
+            try:
+                found[name] = tuple(files(parameter.files))
+            except Refusal as refusal:
+                raise Refusal(refusal.reason, refusal.hint, f"{key}.files") from None
             if not found[name]:
-                raise Refusal(f"{name}: no file below workdir matches {parameter.files!r}", "mend the pattern")
+                reason = f"no file below workdir matches {parameter.files!r}"
+                raise Refusal(reason, "mend the pattern", f"{key}.files")
     return found
 
 

@@ -140,7 +140,7 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     stores = check(home, config, spec)
     names, ask = provider_names(spec, config), ask_of(spec, sum(each.bytes for each in data.values()))
     document = to_document(spec)
-    tasks = tasks_for(spec, loaded.base_dir)
+    tasks = tasks_for(loaded)
     rests, history = known(home, spec.name)
     refuse_homeless(loaded, history)
     plan = make_plan(
@@ -172,12 +172,15 @@ def prepare(home: Home, config: Config, loaded: specs.Loaded) -> Prepared:
     )
 
 
-def tasks_for(spec: JobSpec, base_dir: Path) -> tuple[Wanted, ...]:
-    """The legs, slices or replicas that the spec asks for, with the files that it names as they are now."""
-    from jobspecs.problems import Refusal
+def tasks_for(loaded: specs.Loaded) -> tuple[Wanted, ...]:
+    """The legs, slices or replicas that the spec asks for, with the files that it names as they are now. Raises
+    SpecErrors, with the place of the key.
+    """
+    from jobspecs.problems import Problem, Refusal, SpecErrors
     from jobspecs.sweep import legs, replicas, sampled, slices
     from orchestrator.matching import below, items_of
 
+    spec, base_dir = loaded.spec, loaded.base_dir
     root = base_dir / Path(spec.workdir).expanduser() if isinstance(spec.workdir, str) else None
     try:
         if spec.sweep is not None:
@@ -188,8 +191,8 @@ def tasks_for(spec: JobSpec, base_dir: Path) -> tuple[Wanted, ...]:
             sources = {each.path: base_dir / Path(each.source).expanduser() for each in spec.data}
             return slices(items_of(root, sources, spec.batch.items), spec.batch.slice)
     except Refusal as refusal:
-        where = f"{spec.name}: {'sweep' if spec.sweep is not None else 'batch'}"
-        raise CliError(refusal.reason, where=where, next=refusal.hint) from None
+        key = refusal.key or ("sweep" if spec.sweep is not None else "batch.items")
+        raise SpecErrors([loaded.located.place(Problem("", 0, 0, key, refusal.reason, refusal.hint))]) from None
     return replicas(spec.replicas) if spec.replicas is not None else ()
 
 

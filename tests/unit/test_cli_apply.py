@@ -412,6 +412,24 @@ def test_plan_json(home: Home, spec: Path, run: Run) -> None:
     assert {each["timer"]: each["binds"] for each in found["timers"]}["provider"] is True
 
 
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("sweep: {parameters: {cfg: {files: 'conf/*.yaml'}}, budget: 1}", "sweep.parameters.cfg.files"),
+        ("batch: {items: 'frames/*.txt', slice: 2}", "batch.items"),
+        ("batch: {items: '/etc/*.txt', slice: 2}", "batch.items"),
+    ],
+)
+def test_a_pattern_that_names_no_file_is_shown_at_its_place(
+    home: Home, spec: Path, run: Run, line: str, key: str
+) -> None:
+    spec.write_text(SPEC + line + "\n")
+    code, _, err = run("plan", spec)
+    assert code == 2
+    column = line.index(f"{key.rpartition('.')[2]}:") + 1
+    assert f"gpujob.yaml:{SPEC.count(chr(10)) + 1}:{column}: {key}: " in err
+
+
 def test_local_is_only_asked_where_it_is_named(home: Home, spec: Path, run: Run) -> None:
     spec.write_text(SPEC.replace("providers: [local]\n", ""))
     code, _, err = run("plan", spec)

@@ -98,6 +98,11 @@ def test_paths_that_are_fine(path: str) -> None:
         ("budget: 9 USD\nmax_price: 8 CNY", "max_price", "is in CNY and budget in USD"),
         ("grace: {time: 12h}", "grace.time", "not within ttl 12h"),
         ("hold_on_failure: 13h", "hold_on_failure", "not within ttl 12h"),
+        ("hold_on_failure: 5m\nreplicas: 3", "hold_on_failure", "is of a job with one machine"),
+        ("hold_on_failure: 5m\nsweep: {list: [{a: 1}], budget: 1}", "hold_on_failure", "with sweep a machine goes on"),
+        ("workload: batch", "workload", "no batch says which items there are"),
+        (f"env: {{A: {'x' * (128 * 1024 - 2)}}}", "env.A", "has 131073 bytes with its name"),
+        (f"sweep: {{list: [{{b: 1}}, {{a: {'é' * 65_536}}}], budget: 1}}", "sweep.list[1].a", "has 131088 bytes"),
         ("sweep: {list: [{a: 1}], budget: 1}\nreplicas: 3", "replicas", "replicas and sweep cannot be combined"),
         ("sweep: {budget: 1}", "sweep", "either parameters or a list"),
         ("sweep: {budget: 1, parameters: {a: [1]}, search: {method: random}}", "sweep.search", "number of trials"),
@@ -111,6 +116,16 @@ def test_keys_that_do_not_go_together(line: str, key: str, said: str) -> None:
     found_key, reason, _ = refused(BASE + line + "\n")
     assert found_key == key
     assert said in reason
+
+
+def test_a_value_as_long_as_linux_allows_is_taken() -> None:
+    longest = "x" * (128 * 1024 - len("GPUJOB_PARAM_a=") - 1)
+    for value, fits in ((longest, True), (f"{longest}x", False)):
+        text = BASE + f"sweep: {{parameters: {{a: [1, {value}]}}, budget: 1}}\n"
+        if fits:
+            load_spec(text, "job.yaml")
+        else:
+            assert refused(text)[0] == "sweep.parameters.a[1]"
 
 
 def test_placeholders_are_kept_for_the_places_that_fill_them() -> None:
