@@ -238,7 +238,8 @@ class Scanner:
         if previous is not None and (stack.cause or stack.context) and not new.wrapper:
             old = previous.signature
             explains = old is not generic and not old.wrapper
-            if new is generic and explains and (stack.cause or not old.reaction.relaunch):
+            says_little = new is generic or (new.vague and new.kind is old.kind)
+            if says_little and explains and (stack.cause or not old.reaction.relaunch):
                 return
             self.seen.sightings.remove(previous)
         self._add(sighting)

@@ -95,6 +95,21 @@ def test_a_message_that_begins_below_its_exception_is_read() -> None:
     assert diagnose([two.encode()]).line == "RuntimeError:"  # the next traceback is not its message
 
 
+def test_an_exception_that_says_little_yields_to_its_own_cause_and_to_no_echo() -> None:
+    outer = "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset\n"
+    torn = (
+        "Traceback (most recent call last):\n  File 'b.py'\npyarrow.lib.ArrowInvalid: Parquet magic bytes not found\n"
+    )
+    chain = "\nThe above exception was the direct cause of the following exception:\n\n"
+    raised = "Traceback (most recent call last):\n  File 'a.py'\n" + outer
+    assert diagnose([(torn + chain + raised).encode()]).line.startswith("pyarrow.lib.ArrowInvalid")
+    broken = ("Traceback (most recent call last):", "  File 'a.py'", "BrokenPipeError: [Errno 32] Broken pipe")
+    echo = "".join(f"[rank1]: {line}\n" for line in broken)
+    alone = diagnose([(raised + echo).encode()])
+    assert (alone.klass, alone.reaction.relaunch) == ("data", False)
+    assert alone.line + "\n" == outer
+
+
 def test_what_is_only_printed_of_memory_yields_to_a_mistake_and_to_nothing_else() -> None:
     printed = "batch 64: CUDA out of memory. Tried to allocate 2.00 GiB, trying 32\n"
     assert diagnose([(printed + MISTAKE).encode()]).klass == "user-code"
