@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from agent_machine import JOB, Machine  # noqa: E402
 from s3_server import OWNER, S3Server  # noqa: E402
 
+from orchestrator.agent.layout import LAUNCHER  # noqa: E402
 from orchestrator.objects.checkpoints import StoreMirror  # noqa: E402
 from orchestrator.objects.layout import Layout  # noqa: E402
 from orchestrator.objects.places import Place  # noqa: E402
@@ -41,6 +42,18 @@ from orchestrator.store_side import GET_S, LISTEN_S, StoreSide  # noqa: E402
 MIB = 1 << 20
 LITTLE = 4096  # bytes of one of many files
 JOB_S = 12.0  # seconds of work of the pinned job
+
+
+class AsInLife(Machine):
+    """Its commands are started as the controller starts them: from compiled code."""
+
+    def spawn(self, command: str, **ask: Any) -> subprocess.Popen[bytes]:
+        argv = [self.python, "-I", "-c", LAUNCHER, str(self.control), command]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env, cwd="/")
+        assert process.stdin
+        process.stdin.write(json.dumps({"epoch": self.epoch, "nonce": self.nonce, **ask}).encode())
+        process.stdin.close()
+        return process
 
 
 class Desk:
@@ -346,7 +359,7 @@ def cutting(desk: Desk, mib: int) -> dict[str, Any]:
 def main(folder: Path, mib: int, files: int, checkpoint_mib: int, repeats: int) -> list[dict[str, Any]]:
     """All figures of the S3 part; a size of 0 leaves its part out."""
     found = []
-    with S3Server(folder / "s3") as server, Machine(folder / "home", python=sys.executable) as machine:
+    with S3Server(folder / "s3") as server, AsInLife(folder / "home", python=sys.executable) as machine:
         desk = Desk(folder, server, machine)
         big, many = folder / "big", folder / "many"
         if mib:
