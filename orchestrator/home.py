@@ -2,6 +2,7 @@
 
     config folder   $GPUJOB_CONFIG's folder, else $GPUJOB_HOME/config, else ~/.config/gpujob
         config.yaml        defaults, providers, stores, limits
+        client             this computer's name at a controller on another host
         deployment         deployment id and highest epoch: outlives a lost database
     state folder    $GPUJOB_HOME, else $XDG_DATA_HOME/gpujob, else ~/.local/share/gpujob
         gpujob.db          the books (SQLite, WAL)
@@ -13,6 +14,7 @@
         secrets/JOB/NAME   0600 files, removed at the job's end
         jobs/JOB/          logs, mirror and results staging of one job
         rentals/ID/        key, pinned host key and ssh_config of one machine
+        clients/ID/        what another computer sent whose GPUJOB_CONTROLLER is this host
         local/             the machines of the `local` provider (not ours to read)
 
 No module but this one joins a path below these folders by hand.
@@ -96,6 +98,14 @@ class Home:
     @property
     def repositories(self) -> Path:
         return self.state / "git"
+
+    @property
+    def client_file(self) -> Path:
+        return self.config / "client"
+
+    def client(self, name: str) -> Path:
+        """The folder of one client at its controller's host."""
+        return self.state / "clients" / name
 
     def secrets(self, job: str) -> Path:
         return self.state / "secrets" / job

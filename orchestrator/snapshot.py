@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -91,32 +91,58 @@ class Snapshot:
     pointers: tuple[str, ...] = ()
 
 
-def take(workdir: Path, home: Home, *, exclude: Iterable[Path] = (), allow_large: bool = False) -> Snapshot:
-    """Freeze `workdir`. `exclude`: folders that hold results. Raises SnapshotError or TooLarge."""
-    root = Path(os.path.realpath(workdir))
-    if not root.is_dir():
-        raise SnapshotError(f"workdir {workdir} is not a folder")
+@dataclass(frozen=True)
+class Survey:
+    """What of a workdir is sent, and what git says of it; taken on the computer where the workdir really lies."""
+
+    found: tuple[Entry, ...]
+    left_out: tuple[LeftOut, ...]
+    commit: str = ""
+    dirty: bool = False
+
+
+def survey(workdir: Path, home: Home, *, exclude: Iterable[Path] = (), allow_large: bool = False) -> Survey:
+    """Look at `workdir` without storing anything. `exclude`: folders that hold results. Raises as `take`."""
+    root = _root(workdir)
     if not allow_large:
         _refuse_home(root)
     left_out: list[LeftOut] = []
     never = (*exclude, home.state, home.config)  # our own books and secrets may lie inside of the workdir
-    found = list(_walk(root, "", rules_for(root, never), left_out))
+    found = tuple(_walk(root, "", rules_for(root, never), left_out))
     if not allow_large:
         _refuse_large(found)
+    head = git(root, "rev-parse", "HEAD")
+    dirty = bool(git(root, "status", "--porcelain", "--", ".")) if head else False
+    return Survey(found, tuple(left_out), head.decode().strip() if head else "", dirty)
+
+
+def take(
+    workdir: Path, home: Home, *, exclude: Iterable[Path] = (), allow_large: bool = False, seen: Survey | None = None
+) -> Snapshot:
+    """Freeze `workdir`. `exclude`: folders that hold results. Raises SnapshotError or TooLarge.
+
+    `seen`: the survey of another computer, whose files were copied to `workdir`; no rule is applied to them again.
+    """
+    root = _root(workdir)
+    seen = seen or survey(workdir, home, exclude=exclude, allow_large=allow_large)
     new: list[Path] = []
-    entries = [_stored(root, entry, home, new) if entry.kind == "file" else entry for entry in found]
+    entries = [_stored(root, entry, home, new) if entry.kind == "file" else entry for entry in seen.found]
     _make_durable(new)
     entries.sort(key=lambda entry: os.fsencode(entry.path))
     text = _manifest_text(entries)
     digest = hashlib.sha256(text).hexdigest()
     if not (home.snapshots / digest).exists():
         write_private(home.snapshots / digest, text)
-    head = git(root, "rev-parse", "HEAD")
-    dirty = bool(git(root, "status", "--porcelain", "--", ".")) if head else False
     size = sum(entry.size for entry in entries)
-    commit = head.decode().strip() if head else ""
     pointers = tuple(entry.path for entry in entries if is_pointer(root / entry.path, entry.size, entry.kind))
-    return Snapshot(digest, tuple(entries), size, tuple(left_out), commit, dirty, pointers=pointers)
+    return Snapshot(digest, tuple(entries), size, seen.left_out, seen.commit, seen.dirty, pointers=pointers)
+
+
+def _root(workdir: Path) -> Path:
+    root = Path(os.path.realpath(workdir))
+    if not root.is_dir():
+        raise SnapshotError(f"workdir {workdir} is not a folder")
+    return root
 
 
 def is_pointer(path: Path, size: int, kind: str = "file") -> bool:
@@ -247,7 +273,7 @@ def _refuse_home(root: Path) -> None:
         )
 
 
-def _refuse_large(entries: list[Entry]) -> None:
+def _refuse_large(entries: Sequence[Entry]) -> None:
     total = sum(entry.size for entry in entries)
     if total <= LARGE:
         return

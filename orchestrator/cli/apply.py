@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     _check_flags(args)
     if args.dry_run:
         return plan.run(args)
-    client.refuse_remote()
     home = Home.from_env()
     config = load_config(home)
     loaded = plan.load_specs(args, config)
@@ -110,7 +109,7 @@ def _refuse_short_lived(where: str) -> None:
         raise CliError(
             "this looks like CI or a container, where the controller may end with the shell; nothing was rented",
             where=where,
-            next="add --follow; or, where what you start outlives the shell, set GPUJOB_CONTROLLER=here",
+            next="add --follow; or, where what you start outlives the shell, set GPUJOB_CONTROLLER=here, or ssh://HOST",
         )
 
 

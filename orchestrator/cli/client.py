@@ -32,6 +32,7 @@ CANNOT_START = "the controller cannot start: "  # the beginning of the last line
 _OF_ANY_VERSION = ("ping", "stop")  # an older controller with older books must be able to hear these
 _MAX_SOCKET_PATH = 100  # sun_path holds 104 to 108 bytes, by system
 
+own_environment: dict[str, str] | None = None  # this computer's, where a verb runs with some of another one's
 _starting: subprocess.Popen[bytes] | None = None  # a controller that this command has begun to start
 
 
@@ -110,7 +111,7 @@ def spawn(home: Home) -> subprocess.Popen[bytes]:
 
 def controller_environment(home: Home) -> dict[str, str]:
     """Our own environment for the controller, with folders made absolute, since the controller starts in `/`."""
-    env = dict(os.environ)
+    env = dict(os.environ if own_environment is None else own_environment)
     if env.get("GPUJOB_HOME"):
         env["GPUJOB_HOME"] = str(home.state)
     if env.get("GPUJOB_CONFIG"):
@@ -130,7 +131,6 @@ def start_early(home: Home) -> None:
 
 def ensure_controller(home: Home) -> None:
     """Make sure that a controller is alive and ready. Raises CliError (exit 3) with the end of its log."""
-    refuse_remote()
     if os.name == "nt":
         raise CliError("native Windows runs init, validate, schema and plan only", next="run gpujob inside WSL2")
     if connected(home):
@@ -196,16 +196,6 @@ def connected(home: Home) -> bool:
         return False
     sock.close()
     return True
-
-
-def refuse_remote() -> None:
-    """An always-on controller on another host is configured: say that this version cannot reach it."""
-    if os.environ.get("GPUJOB_CONTROLLER", "").startswith("ssh://"):
-        raise CliError(
-            "a controller on another host is not in this version yet; nothing was done",
-            where="GPUJOB_CONTROLLER",
-            next="unset it, or run gpujob on that host itself",
-        )
 
 
 def _last_line(path: Path) -> str:

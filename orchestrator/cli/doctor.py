@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
 def examine(home: Home) -> Iterator[Finding]:
     """Every check in turn. A check that itself breaks is a finding, since a doctor must not die of the disease."""
     checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-        _python, _packages, _programs, _folders, _config, _keys, _notify, _stores, _books, _controller, _clock,
+        _python, _packages, _programs, _folders, _config, _keys, _notify, _stores, _books, _controller, _far_controller,
+        _clock,
     )  # fmt: skip
     for check in checks:
         try:
@@ -310,6 +311,14 @@ def _controller(home: Home) -> Iterator[Finding]:
         yield Finding("controller", "fail", "not running while something is open", "gpujob ps starts it")
     else:
         yield Finding("controller", "ok", "not running; nothing needs it")
+
+
+def _far_controller(home: Home) -> Iterator[Finding]:
+    if os.environ.get("GPUJOB_CONTROLLER", "").startswith("ssh:"):
+        from orchestrator.cli.remote import finding
+
+        level, text, step = finding(home)
+        yield Finding("far host", "ok" if level == "ok" else "fail", text, step)
 
 
 def _clock(_: Home) -> Iterator[Finding]:

@@ -49,6 +49,10 @@ def dispatch(argv: Sequence[str]) -> int:
         print(f"gpujob {installed()}")
         return exits.OK
     verb, rest = words[0], words[1:]
+    if verb == "_remote":  # what gpujob on another computer runs here
+        from orchestrator.cli import far_end
+
+        return far_end.run(rest)
     if verb.startswith("-"):
         raise CliError(f"unknown option {verb}", next="see `gpujob --help`")
     if verb not in commands.VERBS:
@@ -60,6 +64,11 @@ def dispatch(argv: Sequence[str]) -> int:
         _forbid_colour()
     if verb not in _NO_WAKE:
         _wake()
+    if os.environ.get("GPUJOB_CONTROLLER", "").startswith("ssh:"):
+        from orchestrator.cli import remote
+
+        if remote.runs_there(args):
+            return remote.run(args, rest)
     return command.run(args)
 
 
@@ -100,14 +109,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.CLOSED_PIPE
     except CliError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
+        _complain(error.lines())
         return error.code
     except Exception as error:
         from orchestrator.cli.trouble import explain
 
         lines, code = explain(error, words[0] if words else "")
-        print("\n".join(lines), file=sys.stderr)
+        _complain(lines)
         return code
+
+
+def _complain(lines: list[str]) -> None:
+    from orchestrator.cli import stage
+
+    print(stage.shown("\n".join(lines)), file=sys.stderr)
 
 
 if __name__ == "__main__":

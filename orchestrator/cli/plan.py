@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli import exits, specs
+from orchestrator.cli import exits, specs, stage
 from orchestrator.cli.balances import shortfall
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
@@ -290,20 +290,26 @@ def freeze(home: Home, spec: JobSpec, base_dir: Path) -> Snapshot | None:
     """The snapshot of the workdir; the folders of results are never part of it."""
     if spec.workdir is None:
         return None
-    from jobspecs.rules import is_remote
     from orchestrator.snapshot import take
 
     large = "large-workdir" in spec.allow
     if not isinstance(spec.workdir, str):
         return _freeze_commit(home, spec, spec.workdir, base_dir)
+    folder = base_dir / Path(spec.workdir).expanduser()
+    exclude = result_folders(spec, base_dir, folder)
+    return take(folder, home, exclude=exclude, allow_large=large, seen=stage.seen(folder))
+
+
+def result_folders(spec: JobSpec, base_dir: Path, folder: Path) -> list[Path]:
+    """Folders that results come to, which a snapshot of `folder` leaves out."""
+    from jobspecs.rules import is_remote
+
     artifacts = spec.artifacts if isinstance(spec.artifacts, tuple) else ()
-    exclude = [
+    places = [
         base_dir / RESULTS,
         *(base_dir / Path(each.to).expanduser() for each in artifacts if each.to and not is_remote(each.to)),
     ]
-    folder = base_dir / Path(spec.workdir).expanduser()
-    outside = [path for path in exclude if path.resolve() != folder.resolve()]
-    return take(folder, home, exclude=outside, allow_large=large)
+    return [path for path in places if path.resolve() != folder.resolve()]
 
 
 def _freeze_commit(home: Home, spec: JobSpec, source: GitSource, base_dir: Path) -> Snapshot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cli import stage
 from orchestrator.cli.output import money_json, utc_z
 from orchestrator.comparison import removed, spot_choice, warnings
 from orchestrator.placement import in_the_end
@@ -110,7 +111,7 @@ def plan_json(prepared: Prepared) -> dict[str, Any]:
         "balance_warning": prepared.short or None,
         "machine_end_s": plan.machine_end_s,
         "timers": [{"timer": each.name, "binds": each.binds, "why": each.why} for each in plan.timers],
-        "needs_awake": [{"what": each.what, "why": each.why} for each in plan.needs_awake],
+        "needs_awake": [{"what": each.what, "why": stage.named(each.why)} for each in plan.needs_awake],
         "stores": [
             {"place": each.place, "url": each.url, "for": each.what, "access": each.kind, "warnings": each.warnings}
             for each in prepared.stores

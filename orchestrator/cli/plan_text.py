@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cli import stage
 from orchestrator.cli.output import local_time, money, size, span, table
 from orchestrator.cli.phases import saving_words
 from orchestrator.cli.plan_json import warnings_of
@@ -26,7 +27,7 @@ LEFT_OUT_NAMED = 3
 STAGE_FROM = 20 * 1000**3  # bytes from which data is better put into an object store first
 CURES = (
     "an object store: `stores` in the config, then `checkpoint.mirror` and `artifacts.to`",
-    "a controller on an always-on host: run gpujob there (`gpujob controller run`)",
+    "a controller on an always-on host: GPUJOB_CONTROLLER=ssh://HOST, with gpujob installed there",
 )
 
 
@@ -51,9 +52,9 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     yield from _legs(prepared)
     yield from _money(plan, prepared)
     yield ""
-    yield "ENDS THE MACHINE   stops the bill without this computer?"
+    yield stage.named("ENDS THE MACHINE   stops the bill without this computer?")
     for timer in plan.timers:
-        yield f"  {timer.name:<15}  {'yes' if timer.binds else 'no':<3}  {timer.why}"
+        yield f"  {timer.name:<15}  {'yes' if timer.binds else 'no':<3}  {stage.named(timer.why)}"
     if plan.needs_awake:
         yield ""
         yield from _awake(plan, spec)
@@ -268,10 +269,11 @@ def _awake(plan: Plan, spec: JobSpec) -> Iterator[str]:
     at_stake = plan.expected_cost if plan.expected_cost is not None else plan.worst_case
     amount = f", {money(at_stake, plan.currency, plan.play)}" if at_stake is not None else ""
     most = "" if spec.expected else " at most"
-    yield f"NEEDS THIS COMPUTER AWAKE ({hours}{most}{amount}); the run itself goes on without it"
+    whose = "THIS COMPUTER" if stage.current is None else "THE HOST OF THE CONTROLLER"
+    yield f"NEEDS {whose} AWAKE ({hours}{most}{amount}); the run itself goes on without it"
     for need in plan.needs_awake:
-        yield f"  {need.what:<22}  {need.why}"
-    for cure in CURES:
+        yield f"  {need.what:<22}  {stage.named(need.why)}"
+    for cure in CURES if stage.current is None else CURES[:1]:
         yield f"  cure: {cure}"
 
 
@@ -299,10 +301,11 @@ def _data(prepared: Prepared) -> Iterator[str]:
     ways = {"local": "sent from this computer", "rclone": "through this computer, by rclone"}
     for path, manifest in prepared.data.items():
         share = f", {manifest.sample:.3g} of the files" if manifest.sample < 1 else ""
-        way = ways.get(manifest.kind, "fetched by the machine itself")
+        way = stage.named(ways.get(manifest.kind, "fetched by the machine itself"))
         yield f"data       {path}: {manifest.count} files, {size(manifest.bytes)}{share}, {way}"
         if manifest.kind == "local" and manifest.bytes > STAGE_FROM:
-            yield f"  WARNING   over {size(STAGE_FROM)} from this computer: an object store near the machines is faster"
+            whence = f"over {size(STAGE_FROM)} from {stage.computer()}"
+            yield f"  WARNING   {whence}: an object store near the machines is faster"
 
 
 def left_out_line(prepared: Prepared) -> str:

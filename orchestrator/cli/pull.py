@@ -56,24 +56,33 @@ def run(args: argparse.Namespace) -> int:
     view = open_view(home, args.job)
     dest = Path(args.to or (f"{view.job.name}/{view.leg.id}" if view.leg is not None else view.job.name))
     rental = reachable(view)
-    before = _stamps(dest)
+    brought = Brought(dest)
     if rental is not None and view.current is not None and view.current.rental == rental.id:
         _from_machine(home, view, rental, args.glob, dest)
     else:
         _from_results(home, view, args.glob, dest)
-    after = _stamps(dest)
     # rsync is silent about it; what an earlier pull brought counts as found
-    if args.glob and not args.glob.startswith("/") and not any(wanted(path, args.glob) for path in after):
+    if args.glob and not args.glob.startswith("/") and not any(wanted(path, args.glob) for path in _stamps(dest)):
         raise CliError(f"no file of {view.job.name} matches {args.glob!r} so far", next=f"gpujob pull {view.job.name}")
-    fresh = {path: stamp for path, stamp in after.items() if before.get(path) != stamp}
-    if args.output == "json":
-        print_json(
-            {"to": str(dest.absolute()), "files": [{"path": p, "bytes": s[0]} for p, s in sorted(fresh.items())]}
-        )
-    else:
-        total = sum(stamp[0] for stamp in fresh.values())
-        print(f"{len(fresh)} files, {size(total)} -> {dest}")
+    brought.say(args.output)
     return exits.OK
+
+
+class Brought:
+    """What comes into a folder from now on."""
+
+    def __init__(self, dest: Path) -> None:
+        self.dest = dest
+        self.before = _stamps(dest)
+
+    def say(self, output: str) -> None:
+        """How much came, as a line or as JSON."""
+        fresh = {path: stamp for path, stamp in _stamps(self.dest).items() if self.before.get(path) != stamp}
+        if output == "json":
+            files = [{"path": path, "bytes": stamp[0]} for path, stamp in sorted(fresh.items())]
+            print_json({"to": str(self.dest.absolute()), "files": files})
+        else:
+            print(f"{len(fresh)} files, {size(sum(stamp[0] for stamp in fresh.values()))} -> {self.dest}")
 
 
 def reachable(view: View) -> Rental | None:
@@ -192,6 +201,11 @@ def _from_machine(home: Home, view: View, rental: Rental, glob: str, dest: Path)
     source = machine_source(data_mount(home, rental), view.job.id, view.current.key, glob)
     dest.mkdir(parents=True, exist_ok=True)
     command = [*RSYNC, "-e", f"ssh -F '{config}'", *filters(glob), f"{rental.id}:{source}", f"{dest}/"]
+    copied(command, rental.id, view.job.name)
+
+
+def copied(command: list[str], source: str, job: str) -> None:
+    """Run rsync to its end, from where it was when the connection breaks. Raises CliError."""
     words, notes = "", ""
     for tries_left in reversed(range(TRIES)):
         code, words, notes = _with_bar(command) if colourful(sys.stderr) else _quietly(command)
@@ -203,9 +217,9 @@ def _from_machine(home: Home, view: View, rental: Rental, glob: str, dest: Path)
         say(f"{link} is a link out of its folder, so it is not taken; pull where it leads by its absolute path")
     if code != 0:
         raise CliError(
-            f"rsync from {rental.id} ended with {code}",
+            f"rsync from {source} ended with {code}",
             why=(words.strip().splitlines() or ["it said nothing"])[-1],
-            next=f"gpujob pull {view.job.name} goes on from here; gpujob ssh {view.job.name} looks there",
+            next=f"gpujob pull {job} goes on from here; gpujob ssh {job} looks there",
             code=exits.PROVIDER,
         )
 

@@ -10,12 +10,13 @@ import argparse
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli import exits
+from orchestrator.cli import exits, stage
 from orchestrator.cli.commands import Command, add_job
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.output import local_time, say, span
@@ -85,7 +86,14 @@ def _target(args: argparse.Namespace) -> tuple[View, Rental, Path]:
 def _become(command: list[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvp(command[0], command)
+    if stage.current is None:
+        os.execvp(command[0], command)
+    # For another computer we stay: only we would see it go, which must end ssh too
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    finally:
+        process.terminate()
 
 
 def run_ssh(args: argparse.Namespace) -> int:
@@ -177,7 +185,8 @@ def run_forward(args: argparse.Namespace) -> int:
     options = ["-N", "-T", "-o", "ControlPath=none", "-o", "ControlMaster=no", "-o", "ExitOnForwardFailure=yes"]
     for local, machine in pairs:
         options += ["-L", f"127.0.0.1:{local}:127.0.0.1:{machine}"]
-        say(f"http://127.0.0.1:{local}  ->  port {machine} of {rental.id}")
+        if stage.current is None:  # else the client says which of its own ports leads here
+            say(f"http://127.0.0.1:{local}  ->  port {machine} of {rental.id}")
     say("Ctrl-C ends the forwarding; the job goes on")
     return _become(ssh_command(config, rental.id, *options))
 

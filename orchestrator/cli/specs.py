@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cli import stage
 from orchestrator.cli.exits import CliError
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _load_one(file: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]
     if file == STDIN:
         located = load_located(sys.stdin.buffer.read(), "<stdin>", defaults=defaults, **changes)
         return Loaded(located, Path.cwd(), "<stdin>", flags)
-    path = Path(file)
+    path = stage.here(Path(file))
     located = load_file(path, defaults=defaults, **changes)
     return Loaded(located, path.absolute().parent, file, flags)
 

@@ -57,12 +57,8 @@ def checkout(home: Home, git: str, ref: str, base_dir: Path, *, allow_dirty: boo
     if ref.startswith("-"):
         raise GitError(f"{ref!r} is no branch, tag or commit", "write its plain name")
     left = uncommitted(source, base_dir)
-    if left and not allow_dirty:
-        shown = ", ".join(left[:DIRTY_SHOWN]) + (f" and {len(left) - DIRTY_SHOWN} more" if left[DIRTY_SHOWN:] else "")
-        raise GitError(
-            f"{len(left)} changed files are not committed, so the machine would not have them: {shown}",
-            "commit (and push) them, or write `allow: [dirty]` to run the commit without them",
-        )
+    if not allow_dirty:
+        refuse_uncommitted(left)
     cache = home.repositories / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.git"
     with _locked(cache):
         commit = _resolved(cache, source, ref)
@@ -77,6 +73,16 @@ def checkout(home: Home, git: str, ref: str, base_dir: Path, *, allow_dirty: boo
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             _git(cache, "worktree", "prune", check=False)
+
+
+def refuse_uncommitted(left: list[str]) -> None:
+    """Raise GitError for changes that the machine would not have."""
+    if left:
+        shown = ", ".join(left[:DIRTY_SHOWN]) + (f" and {len(left) - DIRTY_SHOWN} more" if left[DIRTY_SHOWN:] else "")
+        raise GitError(
+            f"{len(left)} changed files are not committed, so the machine would not have them: {shown}",
+            "commit (and push) them, or write `allow: [dirty]` to run the commit without them",
+        )
 
 
 def address(git: str, base_dir: Path) -> str:

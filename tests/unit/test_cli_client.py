@@ -140,10 +140,10 @@ def test_a_controller_that_cannot_start_is_explained(home: Home, monkeypatch: py
     assert caught.value.where == str(home.controller_log)
 
 
-def test_a_controller_on_another_host_is_not_silently_ignored(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUJOB_CONTROLLER", "ssh://gpu-server")
-    with pytest.raises(CliError, match="not in this version yet"):
-        client.ensure_controller(home)
+def test_a_controller_gets_its_own_computers_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "own_environment", {"PATH": "/bin"})
+    monkeypatch.setenv("HF_TOKEN", "of another computer")
+    assert set(client.controller_environment(home)) == {"PATH", "PYTHONPATH"}
 
 
 @pytest.mark.parametrize("state", ["open rental", "live job", "all over"])
