@@ -1,6 +1,6 @@
 """Scheduling of sweeps: 500 legs over three simulated companies with reclaims, and 40 real legs on this host.
 
-    ./dev bench sweep_schedule [sim|local] [LEGS]
+    ./dev bench sweep_schedule [sim|local] [LEGS [SECONDS]]
 
 Bars: of 500 legs none is lost, none finished twice, the budget holds at every commit (checked by the simulator's oracle
 after every turn of the loop), and the process stays under 150 MB with its world. 40 real legs that sleep 5 s, at
@@ -9,6 +9,8 @@ max_parallel 8 on machines of this host, take at most 1.5 times the ideal of fiv
 
 from __future__ import annotations
 
+import itertools
+import json
 import resource
 import sys
 import tempfile
@@ -55,13 +57,13 @@ def simulated(legs: int) -> None:
     print(f"  {time.monotonic() - began:.0f} s of this host; controller and world together at most {peak:.0f} MB")
 
 
-def local() -> None:
-    """40 legs that sleep 5 s, on eight machines of this host."""
-    ideal = REAL / AT_ONCE * SLEEP_S
+def local(legs: int, sleep_s: float) -> None:
+    """Legs that sleep so long, on eight machines of this host."""
+    ideal = legs / AT_ONCE * sleep_s
     with tempfile.TemporaryDirectory() as folder, World(Path(folder)) as world:
-        values = [str(number) for number in range(REAL)]
+        values = [str(number) for number in range(legs)]
         sweep = {"parameters": {"x": values}, "budget": "5 USD", "max_parallel": AT_ONCE}
-        spec = world.spec("naps", f"sleep {SLEEP_S:g}", sweep=sweep, expected="5s")
+        spec = world.spec("naps", f"sleep {sleep_s:g}", sweep=sweep, expected="5s")
         began = time.monotonic()
         world.apply(spec)
         world.cli("wait", "naps", "--for", "outcome", "--timeout", "5m", timeout=400.0)
@@ -69,11 +71,24 @@ def local() -> None:
         pid = world.controller_pid()
         rss = next(int(line.split()[1]) / 1024 for line in Path(f"/proc/{pid}/status").read_text().splitlines()
                    if line.startswith("VmHWM"))  # fmt: skip
-        detail, machines = world.job("naps").detail, len(world.rentals("naps"))
+        detail, machines, gaps = world.job("naps").detail, len(world.rentals("naps")), sorted(pauses(world))
     print(
-        f"{REAL} legs of {SLEEP_S:g} s on {machines} real machines: {detail}, {took:.1f} s, {took / ideal:.2f} x ideal"
+        f"{legs} legs of {sleep_s:g} s on {machines} real machines: {detail}, {took:.1f} s, {took / ideal:.2f} x ideal"
+    )
+    print(
+        f"  {gaps[len(gaps) // 2]:.2f} s from the end of a leg to the start of the next one, at most {gaps[-1]:.2f} s"
     )
     print(f"  controller at most {rss:.0f} MB")
+
+
+def pauses(world: World) -> list[float]:
+    """From the end of each program to the start of the next one on its machine, by the machine's own clock."""
+    found = []
+    for rental in world.rentals("naps"):
+        lines = world.home.events(rental.job, rental.id).read_text(encoding="utf-8").splitlines()
+        stages = [event for event in map(json.loads, lines) if event["t"] == "stage"]
+        found += [two["at"] - one["at"] for one, two in itertools.pairwise(stages) if one["state"] == "end"]
+    return found
 
 
 def main() -> None:
@@ -81,7 +96,8 @@ def main() -> None:
     if what in ("sim", "both"):
         simulated(int(sys.argv[2]) if len(sys.argv) > 2 else LEGS)
     if what in ("local", "both"):
-        local()
+        more = sys.argv[2:] if what == "local" else []
+        local(int(more[0]) if more else REAL, float(more[1]) if len(more) > 1 else SLEEP_S)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ IDLE_S = 600.0
 SILENT_S = 1200.0 + 600.0
 UNNOTICED_S = TICK_S + RETRY_MAX_S + CONNECT_S  # a machine that answers again is not known to until the next attempt
 TTL_S = 300.0
-CREATES_PER_HOUR = 40
+CREATES_PER_HOUR = 40  # and one for each machine that a job of many tasks may have at a time
 SAVE_WINDOW_S = 120.0 + 240.0  # grace and the time for results before an end
 PHASES = {("intent", "live"), ("intent", "releasing"), ("intent", "gone"), ("live", "releasing"), ("releasing", "gone"),
           ("live", "gone"), ("", "intent")}  # fmt: skip
@@ -154,7 +154,9 @@ class Oracle:
         now = self.world.heap.now
         times = [t for t in self._create_times[tag.job] if now - t < 3600] + [now]
         self._create_times[tag.job] = times
-        if len(times) > CREATES_PER_HOUR:
+        wish = self._wishes.get(tag.job)
+        together = int((wish.spec.get("sweep") or {}).get("max_parallel", 0)) if wish is not None else 0
+        if len(times) > CREATES_PER_HOUR + together:
             self.broken("AttemptsBounded", tag.job, f"{len(times)} creates within an hour")
 
     def born(self, box: Box) -> None:
