@@ -6,13 +6,13 @@ What is spent is written now and then; between two writes it is still inside the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from typing import TYPE_CHECKING
 
 import structlog
 
 from orchestrator import budget
-from orchestrator.model import Job, Rental, RentalPhase
+from orchestrator.model import Job, Rental, RentalPhase, Unknown
 from orchestrator.requests import month_start
 from providers.base import Instance
 from providers.errors import ProviderError
@@ -62,9 +62,22 @@ class Spending:
             return
         caps, got = loop.accounts.caps(rental.offer.provider), loop.observer.of(rental.id).sight.got
         if got == "missing" or (isinstance(got, Instance) and got.status in caps.dead_statuses):
+            self._bill_left(rental, until, caps.play)
             until = min(until, max(rental.end, rental.create_sent_at))
         amount = budget.cost(until - rental.create_sent_at, rental.offer)
         loop.store.bill(rental.id, "instance", amount, until, play=caps.play)
+
+    def _bill_left(self, rental: Rental, now: float, play: bool) -> None:
+        """Disks and addresses that stay behind their machine bill on until they are gone, where their price is told."""
+        store, left = self._loop.store, self._loop.observer.of(rental.id).sight.others
+        if isinstance(left, Unknown):
+            return
+        prices = (each.hourly for each in left if each.hourly is not None and each.currency == rental.offer.currency)
+        hourly, before = sum(prices, Decimal(0)), store.billed(rental.id, "disk")
+        if hourly:
+            amount, since = before or (Decimal(0), now)
+            amount += (hourly * Decimal(f"{max(0.0, now - since):.3f}") / budget.HOUR_S).quantize(budget.CENT, ROUND_UP)
+            store.bill(rental.id, "disk", amount, now, play=play, since=since)
 
     def limits_left(self, job: Job) -> Decimal | None:
         """What the config's limits leave for this job, in its currency; play money has none."""

@@ -172,6 +172,11 @@ class Reads(Connection):
         kept = ((Decimal(r["reserve"]), r["currency"]) for r in rows if r["provider"] not in play_providers)
         return in_currency(bills, currency, rates) + in_currency(kept, currency, rates)
 
+    def billed(self, rental: str, kind: str) -> tuple[Decimal, float] | None:
+        """(amount, until) of one line of the ledger."""
+        row = self._one("ledger_row", rental=rental, kind=kind)
+        return (Decimal(row["amount"]), float(row["until"])) if row is not None else None
+
     def ledger(self, job: str = "", since: float = 0.0) -> tuple[Bill, ...]:
         """Bills of one job, or of all; those that ended before `since` are left out."""
         return build_all(Bill, self._rows("ledger", job=job, since=since))

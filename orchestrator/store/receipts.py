@@ -188,8 +188,11 @@ class Receipts(Decisions):
                 self.add_journal(now, "stop", f"{task}.{n} {why}", job=job)
         return changed
 
-    def bill(self, rental: str, kind: str, amount: Decimal, until: float, *, play: bool = False) -> None:
-        """The rental has cost `amount` (its whole sum, in the offer's currency) for `kind` until then.
+    def bill(
+        self, rental: str, kind: str, amount: Decimal, until: float, *, play: bool = False, since: float | None = None
+    ) -> None:
+        """The rental has cost `amount` (its whole sum, in the offer's currency) for `kind` until then, `since` its
+        create unless told.
 
         What is spent leaves the reserve in the same transaction, so that their sum stays; an amount never shrinks.
         """
@@ -198,7 +201,7 @@ class Receipts(Decisions):
             row = self._one("ledger_row", rental=rental, kind=kind)
             before = Decimal(row["amount"]) if row else Decimal(0)
             amount = max(amount, before)
-            since = old.create_sent_at or old.created_at
+            since = since if since is not None else old.create_sent_at or old.created_at
             self._run(
                 "bill", rental=rental, kind=kind, amount=money(amount), currency=old.offer.currency, play=play,
                 since=since, until=until,

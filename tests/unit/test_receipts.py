@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from orchestrator import actions as act
 from orchestrator import placement
 from orchestrator.messages import Listed, Lost, ProgressSeen, Reached, Receipt
 from orchestrator.model import CreateOutcome, Outcome, Reason, RentalPhase, Unknown
-from providers.base import DestroyAck, Listing
+from orchestrator.money_report import class_of
+from providers.base import DestroyAck, Listing, Ref, Resource
 from providers.errors import ProviderError
 
 OFFERS = {"offers": (cf.OFFER, cf.DEMAND), "failed": {}}
@@ -231,3 +234,27 @@ def test_a_provider_that_went_away_is_no_evidence_and_no_end(desk: Desk) -> None
     desk.turn(after=60.0)
     assert desk.store.rental(rental.id).phase is RentalPhase.LIVE
     assert desk.loop.faults == 0
+
+
+def test_a_disk_that_stays_behind_its_machine_is_billed_on_until_it_is_gone(desk: Desk) -> None:
+    rental = desk.rent()
+    seen = desk.loop.observer.of(rental.id)
+    disk = Resource(Ref("prov", "acc", "r1", "d-1", "disk"), "available", None, Decimal("0.10"), "USD")
+    other = replace(disk, ref=replace(disk.ref, id="d-2"), currency="CNY")  # in no currency of this bill
+
+    def left(*others: Resource, got: Any = "missing", after: float = 0.0) -> Decimal | None:
+        desk.clock.advance(after)
+        seen.sight = replace(seen.sight, got=got, others=others)
+        desk.loop.money.bill(rental, desk.clock.utc())
+        found = desk.store.billed(rental.id, "disk")
+        return found[0] if found is not None else None
+
+    assert left(disk, got=cf.instance(), after=60.0) is None, (
+        "as long as the machine lives its price has the disk in it"
+    )
+    assert left(disk, other, after=60.0) == 0
+    assert left(disk, other, after=7200.0) == Decimal("0.2")
+    assert left(after=3600.0) == Decimal("0.2")
+    [bill] = [bill for bill in desk.store.ledger() if bill.kind == "disk"]
+    assert class_of(bill.kind) == "storage"
+    assert desk.store.spent_by_rental(rental.job)[rental.id] > bill.amount
