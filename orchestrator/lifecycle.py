@@ -208,8 +208,13 @@ def _never_ready(draft: Draft, facts: RentalFacts) -> None:
 
 
 def _look(draft: Draft, facts: RentalFacts, *, since: float, why: str) -> None:
-    """A point-get, at once for something new, then at a pace: after 1, 2, 4 and 8 s, every 5 s, every 20 s."""
+    """A point-get, at once for something new, then at a pace: after 1, 2, 4 and 8 s, every 5 s, every 20 s.
+
+    A `since` ahead of now is from before the clock was set back, and every look that is remembered is later: without
+    this each answer would be followed by the next question, for as long as the clock was set back.
+    """
     sight = facts.sight
+    since = since if since <= draft.now else 0.0
     if sight.got_at is None or sight.got_at < since:
         draft.do(Look(facts.rental.id, why), why)
         return
@@ -238,9 +243,7 @@ def _releasing(draft: Draft, facts: RentalFacts) -> None:
     for ref in _still_there(draft, facts):
         draft.do(Destroy(rental.id, ref, rental.reason or Reason.ORPHAN), f"releasing: {rental.reason}")
     if rental.provider_id is not None:
-        since = rental.destroy_acked_at or rental.releasing_at or draft.now
-        # Ahead of now: the clock was set back, and every look that is remembered is later
-        _look(draft, facts, since=since if since <= draft.now else 0.0, why="is it gone")
+        _look(draft, facts, since=rental.destroy_acked_at or rental.releasing_at or draft.now, why="is it gone")
     since = draft.now - (rental.releasing_at or draft.now)
     if since >= RELEASE_ALARM_S:
         what = f"{rental.offer.provider} {rental.provider_id or rental.id}"

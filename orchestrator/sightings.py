@@ -76,10 +76,13 @@ class Sightings:
             self.sight = replace(self.sight, absent_count=self.sight.absent_count + 1, absent_span_s=span)
 
     def got(self, answer: Instance | Literal["missing"] | Unknown, at: float) -> None:
-        """One point-get."""
+        """One point-get. One that shows it running outweighs the listings that did not: they begin anew."""
         self.sight = replace(self.sight, got=answer, got_at=at)
         if isinstance(answer, Instance):
             self.sight = replace(self.sight, instance=answer, seen_at=at)
+            if answer.ready:
+                self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0)
+                self.absent_since_boot = None
 
     def forget_get(self) -> None:
         """A destroy was acknowledged: an earlier point-get proves nothing about it, whatever the clock did since."""

@@ -76,9 +76,14 @@ def work_on(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
 
 
 def current(facts: Facts, rental: str) -> Assignment | None:
-    """The rental's newest assignment; None without one, or when `--replace` on the held machine came after it."""
-    mine = [a for a in facts.assignments if a.rental == rental and a.n > facts.job.replaced_n]
-    return max(mine, key=lambda a: a.committed_at, default=None)
+    """The rental's newest assignment; None without one, or when `--replace` on the held machine came after it.
+
+    Not by time alone: after the clock was set back, the next run is committed "before" the last. Of one task the number
+    decides, of several the one that is not closed, since the next is committed only when all before it are.
+    """
+    mine = {a.task: a for a in sorted(facts.assignments, key=lambda a: a.n) if a.rental == rental}
+    newest = [a for a in mine.values() if a.n > facts.job.replaced_n]
+    return max(newest, key=lambda a: (a.closed_at is None, a.committed_at), default=None)
 
 
 def _exit_of(run: AgentRun, now: float) -> Exit:
@@ -123,8 +128,9 @@ def commit_run(draft: Draft, rental: RentalFacts, task: Task) -> None:
         draft.say("RECOVERING", "an earlier run may still write")
         return
     earlier = [a for a in facts.assignments if a.task == task.id]
-    if any(a.rental == rental.rental.id and a.key in facts.checkpoints_left for a in earlier):
-        last = max(earlier, key=lambda a: a.n)
+    left = [a for a in earlier if a.rental == rental.rental.id and a.key in facts.checkpoints_left]
+    if left:  # of any run here, not only the last: a restarted controller knows of none that is home
+        last = max(left, key=lambda a: a.n)
         draft.do(MirrorCheckpoints(rental.rental.id, last.task, last.n), "its checkpoints first")
         return
     begun = not all(a.withdrawn for a in earlier)

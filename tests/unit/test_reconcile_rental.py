@@ -112,6 +112,13 @@ def test_a_silent_machine_is_looked_at_often_at_first_and_then_at_a_pace(looked:
     assert "Look" in kinds(decide(seen, now=lost_at + next_look))
 
 
+def test_a_clock_set_back_after_a_loss_asks_the_provider_at_a_pace_and_not_without_a_pause() -> None:
+    ahead = replace(LOST, lost_at=T0 + 4000)  # now is T0 + 600
+    asked = cf.live(machine=ahead, sight=Sight(instance=cf.instance(), got=cf.instance(), got_at=T0 + 599))
+    assert "Look" not in kinds(decide(asked))
+    assert "Look" in kinds(decide(asked, now=T0 + 620))
+
+
 def test_a_silent_machine_is_never_waited_for_past_its_next_look() -> None:
     silent = replace(LOST, lost_at=T0 + 500)
     seen = cf.live(machine=silent, sight=Sight(instance=cf.instance(), got=cf.instance(), got_at=T0 + 502))

@@ -23,6 +23,7 @@ from orchestrator.model import (
     Unknown,
 )
 from orchestrator.reconcile import reconcile
+from orchestrator.work import current
 from providers.base import Notice
 
 
@@ -186,6 +187,22 @@ def test_done_needs_results_verified_at_home_before_the_machine_goes() -> None:
     assert "Release" not in kinds(decision)
     after = decide(WELL, assignments=(home,), job=cf.job(outcome=Outcome.DONE, reason=Reason.DONE))
     assert [r.reason for r in of(after, act.Release)] == [Reason.DONE]
+
+
+def test_what_any_earlier_run_left_here_is_brought_home_before_the_next_run() -> None:
+    earlier = (exited(137, lost=True), replace(exited(137, lost=True), n=2))
+    decision = decide(WELL, assignments=earlier, checkpoints_left=frozenset({"t0.1"}))
+    assert [(m.task, m.n) for m in of(decision, act.MirrorCheckpoints)] == [("t0", 1)]
+    assert "CommitAssignment" not in kinds(decision)
+
+
+def test_a_run_committed_after_the_clock_was_set_back_is_the_newest_all_the_same() -> None:
+    last = replace(exited(137, lost=True), committed_at=T0 + 4000)  # now is T0 + 600
+    fresh = cf.assignment(2, committed_at=T0 + 599, ordered_at=None)
+    assert current(cf.facts(assignments=(last, fresh)), last.rental) is fresh
+    assert current(cf.facts(assignments=(last, replace(fresh, closed_at=T0 + 600))), last.rental).n == 2  # type: ignore[union-attr]
+    other = replace(fresh, task="t1", n=1)
+    assert current(cf.facts(assignments=(last, other)), last.rental) is other
 
 
 def test_last_checkpoints_then_close_then_results() -> None:

@@ -44,6 +44,16 @@ def test_one_sighting_takes_absence_back() -> None:
     assert heard(EMPTY, EMPTY, THERE).sight.absent_count == 0
 
 
+def test_a_point_get_that_shows_it_running_takes_absence_back_and_one_that_shows_it_dead_does_not() -> None:
+    seen = heard(EMPTY, EMPTY, EMPTY)
+    seen.got(cf.instance(status="terminated", ready=False), T0 + 130)
+    assert seen.sight.absent_count == 3
+    seen.got(cf.instance(), T0 + 130)
+    assert (seen.sight.absent_count, seen.sight.absent_span_s) == (0, 0.0)
+    seen.listed(ROW, EMPTY, T0 + 141, 1140.0)
+    assert (seen.sight.absent_count, seen.sight.absent_span_s) == (1, 0.0)
+
+
 def test_a_listing_begun_before_the_create_was_sent_knows_nothing() -> None:
     row = replace(ROW, create_sent_at=T0 + 500)
     assert heard(EMPTY, EMPTY, row=row).sight.absent_count == 0
