@@ -6,7 +6,9 @@
     python tools/sim.py --marks                               every fault in every shape and phase, aimed
     python tools/sim.py --record                              facts and decisions that tests/sim replays, written anew
     python tools/sim.py --mutants [NAME ...]                  each one-line mutant against the suite that must kill it
-    python tools/sim.py --nightly MINUTES [--seed N]          seeds and crashes until the time is over
+    python tools/sim.py --seed N --dense                      one of the worlds in which hardly anything works
+    python tools/sim.py --nightly MINUTES [--enough FAULTS]   three dense worlds for each ordinary one, until the time
+                                                              is over or so many faults were served
 
 A failing run prints the story of its rental and what reproduces it. The last line is always "N violations"; the exit
 code is 1 when N is not 0.
@@ -17,8 +19,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -26,9 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sim")]
 
 from sim_figures import Figures  # noqa: E402
-from sim_swarm import Result, run_seed, story  # noqa: E402
+from sim_swarm import Result, night, run_dense, run_seed, story  # noqa: E402
 
 MISSED_SHOWN = 60
+SAY_EVERY_S = 300.0  # how far a long run is
 
 
 def main() -> int:
@@ -46,6 +49,8 @@ def main() -> int:
     parser.add_argument("--mutants", nargs="*")
     parser.add_argument("--kill", nargs="*", help="one suite of the mutants: seeds A B, crash, or scopes DEPTH")
     parser.add_argument("--nightly", type=float, default=0.0)
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--enough", type=int, default=0, metavar="FAULTS")
     args = parser.parse_args()
     if args.mutants is not None:
         from sim_mutants import run_mutants
@@ -71,23 +76,33 @@ def main() -> int:
 
         results = enumerate_crashes(args.faults, args.jobs)
     else:
-        results = seeds(args.seed, args.job_days, args.nightly * 60.0, args.jobs)
+        one = night if args.nightly else run_dense if args.dense else run_seed
+        results = seeds(one, args.seed, args.job_days, args.nightly * 60.0, args.enough, args.jobs)
     return report(results)
 
 
-def seeds(first: int, job_days: float, seconds: float, jobs: int) -> Iterator[Result]:
-    """Results in order of the seeds, until enough job-days or enough time."""
-    began, days, seed = time.monotonic(), 0.0, first
+def seeds(
+    one: Callable[[int], Result], first: int, job_days: float, seconds: float, faults: int, jobs: int
+) -> Iterator[Result]:
+    """Results in order of the seeds, until enough job-days, time or faults; one seed where none is asked for."""
+    began, days, served, seed = time.monotonic(), 0.0, 0, first
     with ProcessPoolExecutor(jobs) as pool:
-        while True:
-            batch = range(seed, seed + (jobs * 8 if job_days or seconds else 1))
-            seed = batch.stop
-            for result in pool.map(run_seed, batch):
-                days += result.job_days
-                yield result
-            enough = days >= job_days if not seconds else time.monotonic() - began >= seconds
-            if enough:
-                return
+        running = deque([pool.submit(one, seed)])
+        while running:
+            late = seconds and time.monotonic() - began >= seconds
+            enough = late or (faults and served >= faults) or (days >= job_days if not seconds else False)
+            while not enough and len(running) < 4 * jobs:
+                seed += 1
+                running.append(pool.submit(one, seed))
+            if enough and not running[0].running():
+                running[0].cancel()
+            if running[0].cancelled():
+                running.popleft()
+                continue
+            result = running.popleft().result()
+            days += result.job_days
+            served += sum(result.marks.values())
+            yield result
 
 
 def kill(suite: str, *numbers: str) -> int:
@@ -123,8 +138,12 @@ def report(results: Iterable[Result]) -> int:
     """Print what failed as it comes, then the figures, then the count."""
     figures, count, began = Figures(), 0, time.monotonic()
     names: Counter[str] = Counter()
+    said = began
     for result in until_stopped(results):
         figures.add(result)
+        if time.monotonic() - said >= SAY_EVERY_S:
+            said = time.monotonic()
+            print(f"{said - began:.0f} s: {figures.runs} runs, {figures.faults} faults, {count} violations", flush=True)
         for found in result.violations:
             count += 1
             names[found.name] += 1

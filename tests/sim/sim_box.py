@@ -117,7 +117,8 @@ class Box:
         self.world, self.cloud, self.id, self.offer, self.tag, self.nonce = world, cloud, id_, offer, tag, nonce
         heap = world.heap
         self.born = heap.now
-        self.state = "booting"
+        self.state = self.before = "booting"
+        self.changed_at = heap.now  # when it was another one than `before`
         self.bills = True
         self.dead_at: float | None = None
         self.dead_why = ""
@@ -157,10 +158,14 @@ class Box:
     def name(self) -> str:
         return self.tag.rental if self.tag else self.id
 
+    def _turn(self, state: str) -> None:
+        self.before, self.state, self.changed_at = self.state, state, self.world.heap.now
+
     def _booted(self) -> None:
         if self.state == "dead":
             return
-        self.state, self.ready_at = "running", self.world.heap.now
+        self._turn("running")
+        self.ready_at = self.world.heap.now
         for run in self.runs.values():  # from before the stop: the agent finds them dead
             if not run.dead:
                 self._over(run, None, lost=True)
@@ -178,7 +183,8 @@ class Box:
             return
         for run in self.runs.values():
             self._cut(run)
-        self.state, self.dead_why = state, why
+        self._turn(state)
+        self.dead_why = why
         if state == "dead":
             self.dead_at, self.bills = self.world.heap.now, False
             self.cloud.address_free(self)
@@ -188,7 +194,8 @@ class Box:
     def revive(self) -> None:
         """The provider starts a stopped machine again: its disk is as it was, nothing runs."""
         if self.state == "stopped":
-            self.state, self.bills = "booting", True
+            self._turn("booting")
+            self.bills = True
             self.boots += 1
             self.world.oracle.power_changed(self)
             self.world.heap.after(self.cloud.boot_s(), self._booted)

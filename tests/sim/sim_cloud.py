@@ -139,9 +139,11 @@ class SimProvider:
         now = self.world.heap.now
         if now < self.world.offline_until:
             self.world.slow(10.0)
+            self.world.faults.refused += 1
             raise Ambiguous("no route", provider=self.name)
         if now < self.cloud.down_until:
             self.world.slow(20.0)
+            self.world.faults.refused += 1
             raise Ambiguous("503 Service Unavailable", provider=self.name)
 
     def _hits(self, kind: str) -> bool:
@@ -199,16 +201,16 @@ class SimProvider:
             raise Ambiguous("500", provider=self.name)
         if self._hits("list-refused"):
             raise AuthFailed("401: the key was rotated", provider=self.name)
-        boxes = [b for b in self.cloud.boxes.values() if self._listed(b)]
-        stale = self._hits("list-stale")
+        deployment = self.world.deployment  # an adapter filters by its tag
+        every = [b for b in self.cloud.boxes.values() if b.tag is not None and b.tag.deployment == deployment]
+        ours, past = [b for b in every if self._listed(b)], self.world.heap.now - STALE_S
+        stale = any(b.changed_at > past for b in every) and self._hits("list-stale")
         if stale:
-            boxes = [b for b in boxes if b.born <= self.world.heap.now - STALE_S]
-        if boxes and self._hits("list-flicker"):
-            boxes.remove(self.world.rng.choice(boxes))
-        if boxes and self._hits("list-untagged"):
-            boxes.remove(self.world.rng.choice(boxes))  # an adapter filters by the tag, so it is not there
-        deployment = self.world.deployment
-        ours = [b for b in boxes if b.tag is not None and b.tag.deployment == deployment]
+            ours = [b for b in every if b.born <= past and (b in ours or b.changed_at > past)]
+        if ours and self._hits("list-flicker"):
+            ours.remove(self.world.rng.choice(ours))
+        if ours and self._hits("list-untagged"):
+            ours.remove(self.world.rng.choice(ours))
         disks = [d for d in self.cloud.disks.values()
                  if d.gone_at is None and d.tag is not None and d.tag.deployment == deployment]  # fmt: skip
         self.world.oracle.listed(self.cloud, {b.id for b in ours})
@@ -216,7 +218,7 @@ class SimProvider:
             Resource(Ref(self.name, self.account, "r1", d.id, "disk"), "available", d.tag)
             for d in disks if self._loose(d)
         )  # fmt: skip
-        return Listing(tuple(map(self._shown, ours)), others)
+        return Listing(tuple(self._shown(b, past if stale else None) for b in ours), others)
 
     def _loose(self, disk: Disk) -> bool:
         """A disk is listed on its own once its machine is dead."""
@@ -247,7 +249,7 @@ class SimProvider:
         disk, box = self.cloud.disks.get(ref.id), self.cloud.boxes.get(ref.id)
         if box is not None and not box.alive:
             box = None
-        if self._hits("destroy-missing-lie"):
+        if (box is not None or disk is not None) and self._hits("destroy-missing-lie"):
             return DestroyAck.MISSING
         if disk is not None:
             self.world.oracle.destroy_disk(disk)
@@ -258,7 +260,8 @@ class SimProvider:
         self.world.oracle.destroy_called(box)
         if self._hits("destroy-ignored"):
             return DestroyAck.ACKNOWLEDGED
-        self.cloud.remove(box, "destroyed", keep_disk=self._hits("disk-left"))
+        left = f"{box.id}-disk" in self.cloud.disks and self._hits("disk-left")
+        self.cloud.remove(box, "destroyed", keep_disk=left)
         if self._hits("destroy-error-done"):
             raise Ambiguous("502", provider=self.name)
         return DestroyAck.ACKNOWLEDGED
@@ -271,12 +274,14 @@ class SimProvider:
         if box is not None and box.alive:
             box.provider_end(at)
 
-    def _shown(self, box: Box) -> Instance:
+    def _shown(self, box: Box, past: float | None = None) -> Instance:
+        """As it is, or as it was then."""
         words = {"booting": "pending", "running": "running", "dead": "terminated"}
         stopped = "exited" if "exited" in self.caps.dead_statuses else "stopped"
-        up = box.state == "running"
+        state = box.state if past is None or box.changed_at <= past else box.before
+        up = state == "running"
         return Instance(
-            Ref(self.name, self.account, "r1", box.id), words.get(box.state, stopped), box.tag, ready=up,
+            Ref(self.name, self.account, "r1", box.id), words.get(state, stopped), box.tag, ready=up,
             endpoint=Endpoint(box.address, 22, "u") if up else None, machine_id=f"host-{box.id}",
             created_at=box.born, ends_at=box.ends_at if self.caps.server_ttl else None,
             hourly=box.offer.hourly, currency="USD",

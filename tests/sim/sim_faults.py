@@ -36,6 +36,7 @@ REACHES: dict[str, tuple[str, ...]] = {
         ("none",),
     ),
     **dict.fromkeys(("create-never-ready", "create-twice", "create-late-seen", "create-lost-made"), ("boot",)),
+    "list-stale": ("none", "boot", "setup", "run"),  # a machine is as it was a minute ago: it must have changed since
     **dict.fromkeys(("get-error", "get-missing"), ("boot", "setup", "run", "end")),
     **dict.fromkeys(
         ("destroy-error-undone", "destroy-ignored", "destroy-busy", "destroy-missing-lie", "disk-left"),
@@ -73,11 +74,16 @@ class Shape:
 
 
 class Faults:
-    """What is wrong now. `marks` counts what really happened, for the coverage of the suite."""
+    """What is wrong now. `marks` counts what the world really did to the system: an opportunity is asked for only where
+    the fault would change the answer."""
 
-    def __init__(self, rng: random.Random, shapes: dict[str, Shape], until: float, where: str = "") -> None:
-        """`where`: they strike in this phase alone, and a timed one waits for it."""
+    def __init__(
+        self, rng: random.Random, shapes: dict[str, Shape], until: float, where: str = "", brief: bool = False
+    ) -> None:
+        """`where`: they strike in this phase alone, and a timed one waits for it. `brief`: outages take minutes."""
         self._rng, self.shapes, self.until, self.where = rng, shapes, until, where
+        self.brief = brief
+        self.refused = 0  # calls that an outage refused: each outage is one fault, whatever it refuses
         self.marks: Counter[tuple[str, str]] = Counter()
         self.phases: Counter[tuple[str, str, str]] = Counter()
         self.phase: Callable[[], str] = lambda: "none"  # the world's, once there is one
@@ -130,6 +136,23 @@ class Faults:
         """A timed kind took place."""
         shape = self.shapes.get(kind)
         self._mark(kind, shape.shape if shape else "test")
+
+
+def draw_dense(rng: random.Random, start: float, until: float) -> Faults:
+    """Many kinds at once, each often: what a night counts its faults by. Half of all answers may be wrong, and
+    something happens to a machine, the network or the controller every few minutes."""
+    shapes = {}
+    for kind in rng.sample(KINDS, rng.choice((6, 9, 12, 16))):
+        if rng.random() < 0.6:
+            shapes[kind] = Shape(
+                "steady", chance=rng.choice((0.2, 0.35, 0.5)), mean_s=rng.choice((150.0, 400.0, 900.0))
+            )
+            continue
+        windows, at = [], start
+        while (at := at + rng.uniform(60.0, 1800.0)) < until:
+            windows.append((at, at := at + rng.uniform(60.0, 900.0)))
+        shapes[kind] = Shape("window", windows=tuple(windows))
+    return Faults(rng, shapes, until, brief=True)
 
 
 def draw(rng: random.Random, start: float, until: float) -> Faults:

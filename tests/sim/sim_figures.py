@@ -12,7 +12,7 @@ class Figures:
     """Add results, then ask for the table."""
 
     def __init__(self) -> None:
-        self.runs = self.crashes = self.turns = 0
+        self.runs = self.crashes = self.turns = self.refused = 0
         self.job_days = 0.0
         self.useful = self.redone = self.wasted = self.orphaned = 0.0
         self.finish: list[float] = []
@@ -25,6 +25,7 @@ class Figures:
         self.runs += 1
         self.crashes += result.crashes
         self.turns += result.turns
+        self.refused += result.refused
         self.job_days += result.job_days
         self.useful += prices.useful_s
         self.redone += prices.redone_s
@@ -34,6 +35,11 @@ class Figures:
         self.recovery += prices.recovery
         self.marks.update(result.marks)
         self.phases.update(result.phases)
+
+    @property
+    def faults(self) -> int:
+        """Faults that the worlds really served."""
+        return sum(self.marks.values())
 
     def missed(self) -> list[str]:
         """The possible marks that no run has reached, for people."""
@@ -48,7 +54,8 @@ class Figures:
         rows = [
             ("runs", f"{self.runs}"),
             ("job-days", f"{self.job_days:.1f} ({self.job_days / max(seconds, 1e-9):.2f} per second)"),
-            ("faults injected", f"{sum(self.marks.values())} of {len(self.marks)} kind x shape"),
+            ("faults injected", f"{self.faults} of {len(self.marks)} kind x shape"),
+            ("calls refused by outages, beside these", f"{self.refused}"),
             ("fault x shape x phase reached", self._reached()),
             ("crashes of the controller", f"{self.crashes}"),
             ("orphaned seconds per 1,000 job-days", f"{1000 * self.orphaned / max(self.job_days, 1e-9):.0f}"),

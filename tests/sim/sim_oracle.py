@@ -436,6 +436,8 @@ class Oracle:
             self._idle[box.id] = 0
             return
         silent = not self.world.reachable(box)
+        if silent and self._dark():
+            self._idle[box.id] = 0
         if silent is not self._was_silent.get(box.id):  # two bounds, each for its own time
             self._was_silent[box.id] = silent
             self._idle[box.id] = 0
@@ -444,6 +446,12 @@ class Oracle:
         if self._idle[box.id] > limit:
             words = "silent" if silent else "ready"
             self.broken("IdleBounded", box.name, f"{box.id} is {words} and idle for {self._idle[box.id]} s")
+
+    def _dark(self) -> bool:
+        """Several machines run and none of all answers: that may as well be our own network, so a person is asked
+        (the alarm `no-ssh`), and the machines' own ends are the bound."""
+        running = [b for b in self.world.boxes() if self._ours(b) and b.state == "running" and b.bills]
+        return len(running) > 1 and not any(map(self.world.reachable, running))
 
     def _ttl_hard(self, box: Box, row: sqlite3.Row) -> None:
         end = max(row["end"], row["wanted_end"], box.born + ORPHAN_S)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sim_box import Program
 from sim_controller import Killed
 from sim_faults import Faults
-from sim_swarm import Result, run_seed
+from sim_swarm import Result, run_seed, small
 from sim_time import T0
 from sim_world import Wish
 
@@ -120,14 +120,7 @@ def under(first: tuple[int, ...], scope: str, depth: int, cloud: str) -> Iterato
 
 
 def _all(work: tuple[tuple[int, ...], str, int, str]) -> list[Result]:
-    return [_small(result) for result in under(*work)]
-
-
-def _small(result: Result) -> Result:
-    """Without the story of a run that held: tens of thousands are sent between processes."""
-    if not result.violations:
-        result.lines, result.taps = [], []
-    return result
+    return [small(result) for result in under(*work)]
 
 
 def enumerate_scopes(depth: int, jobs: int, clouds: tuple[str, ...] = CLOUDS) -> Iterator[Result]:

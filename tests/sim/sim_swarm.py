@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sim_box import Program
 from sim_cloud import kinds
-from sim_faults import Faults, draw
+from sim_faults import Faults, draw, draw_dense
 from sim_oracle import Violation
 from sim_prices import Prices
 from sim_time import T0
@@ -32,6 +32,7 @@ class Result:
     turns: int
     marks: dict[tuple[str, str], int]
     phases: dict[tuple[str, str, str], int]
+    refused: int
     prices: Prices
     clouds: tuple[str, ...]
     how: str = ""  # what reproduces it, beyond the seed
@@ -68,6 +69,40 @@ def wishes(rng: random.Random) -> list[Wish]:
     return found
 
 
+def dense_wishes(rng: random.Random) -> list[Wish]:
+    """Several short jobs, so that every phase of a machine comes often."""
+    found = []
+    for number in range(rng.choice((3, 5, 8))):
+        work = rng.choice((300.0, 900.0, 2400.0))
+        program = Program(
+            work, rng.choice((5.0, 60.0)), rng.choice((60.0, 120.0, 300.0)), rng.choice((2.0, 5.0, 60.0)),
+            (work * rng.uniform(0.1, 0.9),) if rng.random() < 0.12 else (), (work * 0.5,) if rng.random() < 0.1 else (),
+        )  # fmt: skip
+        at = T0 + 1 + rng.uniform(0.0, 1.5 * HOUR)
+        wish = Wish(f"job{number}", program, at, {"ttl": rng.choice(("1h", "3h", "12h"))})
+        if rng.random() < 0.2:
+            wish.spec["artifacts"] = "none"
+        if rng.random() < 0.2:
+            wish.spec["budget"] = "15 USD"
+        dice = rng.random()
+        if dice < 0.15:
+            wish.cancel_at, wish.cancel_now = at + rng.uniform(0.2, 1800.0), rng.random() < 0.3
+        elif dice < 0.3:
+            wish.extend_at, wish.extend_s = at + rng.uniform(60, 1800.0), rng.choice((HOUR, -HOUR, 6 * HOUR))
+        found.append(wish)
+    return found
+
+
+def run_dense(seed: int) -> Result:
+    """One of the worlds of which a night is made: short jobs, two hours in which hardly anything works, then calm."""
+    rng = random.Random(seed * 104_729 + 7)
+    clouds = tuple(sorted(rng.sample(sorted(kinds()), rng.choice((2, 3, 6)))))
+    faults = draw_dense(rng, T0, T0 + rng.choice((1, 2, 3)) * HOUR)
+    result = run_seed(seed, faults=faults, clouds=clouds, jobs=dense_wishes(rng))
+    result.how = " --dense"
+    return result
+
+
 def run_seed(seed: int, folder: Path | None = None, faults: Faults | None = None, crash_at: set[int] | None = None,
              clouds: tuple[str, ...] | None = None, jobs: list[Wish] | None = None,
              restart_s: tuple[float, ...] | None = None) -> Result:  # fmt: skip
@@ -91,8 +126,21 @@ def run_seed(seed: int, folder: Path | None = None, faults: Faults | None = None
     turns = world.controller.turns if world.controller is not None else 0
     return Result(
         seed, world.oracle.violations, world.trace_hash(), world.oracle.prices.job_s / 86_400, world.crashes, turns,
-        dict(swarm.marks), dict(swarm.phases), world.oracle.prices, chosen, "", world.tap_names, world.lines,
+        dict(swarm.marks), dict(swarm.phases), swarm.refused, world.oracle.prices, chosen, "", world.tap_names,
+        world.lines,
     )  # fmt: skip
+
+
+def small(result: Result) -> Result:
+    """Without the story of a run that held: tens of thousands are sent between processes."""
+    if not result.violations:
+        result.lines, result.taps = [], []
+    return result
+
+
+def night(seed: int) -> Result:
+    """Three dense worlds, then an ordinary one, whose outages and jobs last hours."""
+    return small(run_seed(seed) if seed % 4 == 0 else run_dense(seed))
 
 
 def story(result: Result, lines: int = 40) -> str:

@@ -307,40 +307,57 @@ class World:
                 self.heap.after(WAIT_FOR_PHASE_S, self.happen, kind, None, seconds)
             return
         if kind in MACHINE_FAULTS and box is None:
-            ours = [b for b in self.boxes() if b.state == "running" and b.tag and b.tag.deployment == self.deployment]
-            if kind in ("preempt-notice", "preempt-silent", "outbid"):
-                ours = [b for b in ours if b.offer.spot]
+            ours = [b for b in self.boxes() if b.tag and b.tag.deployment == self.deployment and self._strikes(kind, b)]
             if not ours:
                 return
             box = rng.choice(ours)
+        if kind in CONTROLLER_FAULTS and (self.controller is None or self.controller.dead or self.controller.paused):
+            return
         self.faults.happened(kind)
         self.say(box.name if box else "world", f"fault: {kind}")
         if box is not None:
             self._to_machine(kind, box, seconds)
         elif kind in ("crash", "crash-long"):
-            if self.controller is not None and not self.controller.dead:
-                self.restart_s = (1.0, 5.0) if kind == "crash" else (600.0, 7200.0, 43_200.0)
-                self.controller.kill()
+            assert self.controller is not None
+            long_s = (30.0, 120.0, 600.0) if self.faults.brief else (600.0, 7200.0, 43_200.0)
+            self.restart_s = (1.0, 5.0) if kind == "crash" else long_s
+            self.controller.kill()
         elif kind == "ssh-partition":
-            self.ssh_blocked_until = now + (seconds or rng.uniform(30, 2400))
+            self.ssh_blocked_until = now + (seconds or self._lasts(30, 2400))
             self.oracle.disturbed(self.ssh_blocked_until)
             self.disturb_links()
         elif kind == "offline":
-            self.offline_until = now + (seconds or rng.uniform(30, 5400))
+            self.offline_until = now + (seconds or self._lasts(30, 5400))
             self.oracle.disturbed(self.offline_until)
             self.disturb_links()
         elif kind == "api-down":
             cloud = rng.choice(list(self.clouds.values()))
-            cloud.down_until = now + (seconds or rng.uniform(60, 7200))
+            cloud.down_until = now + (seconds or self._lasts(60, 7200))
             self.oracle.disturbed(cloud.down_until)
         elif kind in ("suspend", "freeze"):
-            self.pause(seconds or rng.choice((30.0, 600.0, 28_800.0)), asleep=kind == "suspend")
+            long_s = (5.0, 30.0, 120.0) if self.faults.brief else (30.0, 600.0, 28_800.0)
+            self.pause(seconds or rng.choice(long_s), asleep=kind == "suspend")
         elif kind == "clock-step":
-            self.clock.skew += seconds or rng.choice((3600.0, -3600.0, 30.0, -30.0))
+            step = seconds or rng.choice((3600.0, -3600.0, 30.0, -30.0))
+            self.clock.skew += step if abs(self.clock.skew + step) <= 3600.0 else -self.clock.skew
             self.oracle.disturbed(now + 60)
 
+    def _lasts(self, least: float, most: float) -> float:
+        """How long an outage takes: minutes in a dense world, where one must not cover all others."""
+        return self.rng.uniform(least, min(most, 2 * least + 60.0) if self.faults.brief else most)
+
+    def _strikes(self, kind: str, box: Box) -> bool:
+        """Whether the fault would change anything there: one that does not is none."""
+        if box.state != "running":
+            return False
+        if kind in ("preempt-notice", "preempt-silent", "outbid"):
+            return box.offer.spot and (kind != "preempt-notice" or box.notice is None)
+        if kind == "run-vanishes":
+            return any(not run.dead and run.ended is None for run in box.runs.values())
+        return not (kind == "hang" and box.hung) and not (kind == "agent-killed" and box.agent_dead)
+
     def _to_machine(self, kind: str, box: Box, seconds: float | None) -> None:
-        rng, now = self.rng, self.heap.now
+        now = self.heap.now
         if kind == "preempt-notice":
             warning = seconds or SPOT_NOTICE_S.get(box.cloud.name, 30.0)
             box.announce(now + warning)
@@ -348,10 +365,12 @@ class World:
         elif kind == "preempt-silent":
             self._take(box)
         elif kind == "outbid":
+            self.oracle.taken.setdefault(box.id, now)
             box.power("stopped", "outbid")
             box.bills = box.cloud.caps.stop_bills != "nothing"
             self.disturb_links(box)
-            self.heap.after(seconds or rng.uniform(*OUTBID_BACK_S), box.revive)
+            if "exited" not in box.cloud.caps.dead_statuses:  # else it has promised not to start it again
+                self.heap.after(seconds or self._lasts(*OUTBID_BACK_S), box.revive)
         elif kind == "hang":
             box.hang()
             self.disturb_links(box)
@@ -363,7 +382,7 @@ class World:
         elif kind == "run-vanishes":
             box.vanish()
         elif kind == "machine-partition":
-            self.partitioned[box.id] = now + (seconds or rng.uniform(30, 5400))
+            self.partitioned[box.id] = now + (seconds or self._lasts(30, 5400))
             self.oracle.disturbed(self.partitioned[box.id])
             self.disturb_links(box)
 
@@ -433,6 +452,7 @@ class World:
 MACHINE_FAULTS = frozenset(
     "preempt-notice preempt-silent outbid hang reboot agent-killed run-vanishes machine-partition".split()
 )
+CONTROLLER_FAULTS = frozenset({"crash", "crash-long", "suspend", "freeze"})
 
 
 def _stranger_offer(provider: str) -> Offer:
