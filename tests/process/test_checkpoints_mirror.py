@@ -86,6 +86,28 @@ def test_a_file_is_mirrored_verified_and_listed(conn: Connection, home: Home, ck
         mirrored(conn, home, path)
 
 
+def test_every_part_is_on_the_disk_before_the_manifest_is_there(
+    conn: Connection, home: Home, ckpt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ckpt / "checkpoint-300"
+    folder.mkdir()
+    archive(folder / "model.npz")
+    archive(folder / "optimizer.npz")
+    synced: list[tuple[tuple[int, int], bool]] = []  # device and inode, whether a manifest was listed by then
+    fsync = os.fsync
+
+    def recorded(fd: int) -> None:
+        there = os.fstat(fd)
+        synced.append(((there.st_dev, there.st_ino), bool(listing(home, JOB, "t0").manifests)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    manifest = mirrored(conn, home, folder)
+    before = {mark for mark, listed in synced if not listed}
+    for part in (stored(home, manifest), *stored(home, manifest).iterdir()):
+        assert (part.stat().st_dev, part.stat().st_ino) in before, part.name
+
+
 def test_a_folder_keeps_its_files_and_inner_links(conn: Connection, home: Home, ckpt: Path) -> None:
     folder = ckpt / "checkpoint-300"
     (folder / "deep").mkdir(parents=True)

@@ -478,8 +478,10 @@ class Oracle:
             if wish.job not in self._terminal:
                 self.broken("EventuallyRuns", wish.job or wish.name, "not over although nothing hinders it")
         self.world.run(self.world.heap.now + 1800.0)
+        late = [b.born + ORPHAN_S for b in self.world.boxes() if self._ours(b) and b.bills]  # perhaps born just now
+        self.world.run(max(late, default=0.0))
         for box in self.world.boxes():
-            if self._ours(box) and box.bills:
+            if self._ours(box) and box.bills and box.born <= self.world.heap.now - ORPHAN_S:
                 self.broken("EventuallyClean", box.name, f"{box.id} still bills")
                 self._price(box)
         for cloud in self.world.clouds.values():

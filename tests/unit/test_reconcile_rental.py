@@ -240,6 +240,20 @@ def test_a_dead_machine_is_gone_when_its_disks_were_absent_twice() -> None:
     assert [d.ref for d in of(left, act.Destroy)] == [disk.ref]
 
 
+def test_a_machine_that_a_later_look_shows_running_is_not_quiesced_by_its_acknowledgement() -> None:
+    acked = releasing(destroy_sent_at=T0 + 590, destroy_acked_at=T0 + 591)
+    sight = Sight(instance=cf.instance(), got=cf.instance(), got_at=T0 + 599, others=())
+    assert "StoreQuiesced" not in kinds(decide(replace(acked, sight=sight), job=DONE_JOB))
+
+
+def test_a_rental_with_a_living_duplicate_is_not_gone() -> None:
+    sent = releasing(destroy_sent_at=T0 + 400)
+    sight = Sight(got="missing", got_at=T0 + 599, others=(), absent_count=9, absent_span_s=900.0)
+    assert "StoreGone" in kinds(decide(replace(sent, sight=sight), job=DONE_JOB))
+    twice = replace(sight, duplicates=(cf.instance(2),))
+    assert "StoreGone" not in kinds(decide(replace(sent, sight=twice), job=DONE_JOB))
+
+
 def test_a_slow_release_alarms_and_goes_on() -> None:
     decision = decide(releasing(), job=DONE_JOB, now=T0 + 100 + 901)
     assert {"Alarm", "Destroy"} <= kinds(decision)

@@ -205,6 +205,17 @@ def test_a_run_committed_after_the_clock_was_set_back_is_the_newest_all_the_same
     assert current(cf.facts(assignments=(last, other)), last.rental) is other
 
 
+def test_an_exit_that_nobody_saw_is_never_a_success() -> None:
+    lost = replace(exited(0, lost=True), results_at=T0 + 520)
+    assert of(decide(WELL, assignments=(lost,)), act.SetOutcome) == []
+
+
+def test_a_cancelled_job_without_a_machine_is_over_and_rents_none() -> None:
+    decision = decide(job=cf.job(cancel_at=T0 + 550))
+    assert [(o.outcome, o.reason) for o in of(decision, act.SetOutcome)] == [(Outcome.CANCELLED, Reason.CANCELLED)]
+    assert not kinds(decision) & {"AskOffers", "OpenRental"}
+
+
 def test_last_checkpoints_then_close_then_results() -> None:
     opened = exited(0, closed=False)
     assert kinds(decide(WELL, assignments=(opened,), checkpoints_left=frozenset({"t0.1"}))) == {"MirrorCheckpoints"}
