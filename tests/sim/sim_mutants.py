@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
            ("tests tests/process/test_checkpoints_mirror.py",)),
     Mutant("prune-the-best", "orchestrator/mirror.py", "[-keep:]\n    wanted", "[:keep]\n    wanted", ("tests tests/unit/test_checkpoints.py", SEEDS)),
     Mutant("agent-takes-a-second-run", "orchestrator/agent/commands.py",
-           "                if other.order is not None and other.ended is None:", "                if False:",
+           "                if other.order is not None and other.ended is None and other.key", "                if False and other.key",
            ("tests tests/process/test_agent_faults.py",)),
     Mutant("agent-obeys-an-old-controller", "orchestrator/agent/asks.py", "epoch < ", "epoch + 1 < 0 * ",
            ("tests tests/process/test_agent_faults.py",)),
