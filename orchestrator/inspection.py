@@ -14,11 +14,10 @@ from typing import Any
 from jobspecs.gpu_table import GPU_CLASSES
 from orchestrator.difference import drift
 from orchestrator.execute import Context, WorkFailed
-from orchestrator.model import Reason
+from orchestrator.model import PLAY_PROVIDER, Reason
 from orchestrator.preflight import Finding, Order, judge
 from orchestrator.store.rows import Preflight
 
-PLAY_PROVIDER = "local"  # its money is not real
 DRIFT_SHOWN = 4
 FINDING_KEYS = ("name", "klass", "measured", "wanted", "next")
 ALWAYS_NVLINK = ("-SXM", "B200", "B300")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jobspecs.sweep import label
 from orchestrator.legs import Leg, LegState, Report
-from orchestrator.model import Assignment, Outcome, Reason, Rental, Task
+from orchestrator.model import PLAY_PROVIDER, Assignment, Outcome, Reason, Rental, Task
 
 if TYPE_CHECKING:
     from orchestrator.store.rows import Bill, ReportRow
@@ -52,7 +52,7 @@ def legs_of(books: Books) -> list[Leg]:
         told.setdefault(row.task, []).append(Report(row.step, row.value, row.at))
     seconds = run_seconds(books)
     costs, _ = run_costs(books, seconds)
-    play = any(bill.play for bill in books.bills)
+    play = any(bill.play for bill in books.bills) or any(r.offer.provider == PLAY_PROVIDER for r in books.rentals)
     found = []
     for task in books.tasks:
         own = runs.get(task.id, [])

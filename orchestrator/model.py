@@ -23,6 +23,9 @@ from orchestrator.terms import RentalPhase as RentalPhase
 from orchestrator.terms import SignalWhy as SignalWhy
 from providers.base import Ask, Caps, Instance, Notice, Offer, Resource
 
+#: Its adapter says so by caps.play; the name is enough where that would cost an import.
+PLAY_PROVIDER = "local"
+
 
 @dataclass(frozen=True)
 class Unknown:

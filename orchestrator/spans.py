@@ -1,4 +1,4 @@
-"""Lengths of time for people."""
+"""Lengths of time and numbers of things, for people."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def span(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def counted(number: float, noun: str, many: str = "") -> str:
+    """`1 file`, `2 files`, `0 files`; `many` where the plural is not the noun with an s."""
+    shown = str(number) if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {noun if number == 1 else many or f'{noun}s'}"

@@ -158,6 +158,8 @@ def attempt_shown(runs: int, made: int) -> int:
 
 def _total(picture: Picture) -> int | None:
     """How many attempts there can be; None without retries, and once the count was passed by what is not the job's."""
+    if picture.tasks:
+        return None
     total = 1 + picture.granted
     return total if picture.granted and not picture.lost and picture.attempts <= total else None
 
@@ -171,7 +173,7 @@ def words_of(picture: Picture, now: float) -> Words:
         detail=detail,
         next=next,
         next_at=at,
-        attempt=picture.attempts,
+        attempt=0 if picture.tasks else picture.attempts,  # of many tasks each has its own
         attempts_max=_total(picture),
     )
 
@@ -239,6 +241,10 @@ def _many(p: Picture) -> _Said:
     detail = f"{p.tasks_over} of {p.tasks} over, {p.tasks_running} running"
     if p.tasks_running:
         return State.RUNNING, "", detail, "each machine goes on with the next one", None
+    if p.phase is RentalPhase.LIVE and p.ready:
+        if p.run_ended:
+            return State.RUNNING, "", detail, "results are brought home; then the next one", None
+        return State.SETUP, "", detail, "code and data are brought; then setup and run", None
     if p.wait_since is not None:
         return State.PENDING, "no-capacity", detail, "asks for offers again and again", None
     if p.phase in (RentalPhase.INTENT, RentalPhase.LIVE):

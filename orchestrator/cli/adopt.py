@@ -18,7 +18,7 @@ from orchestrator.cli import client, exits
 from orchestrator.cli.audit import Audit, found_table, take_audit
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import local_time, money, print_json, say, utc_z
+from orchestrator.cli.output import local_time, money, print_json, put, say, utc_z
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _nothing(args: argparse.Namespace, left: list[Found]) -> int:
     if args.output == "json":
         print_json({"taken": [], "left": [each.ref.id for each in left], "accepted": False, "ended": []})
     elif not left:
-        print("nothing under our tag is unknown to the books")
+        put("nothing under our tag is unknown to the books")
     return exits.PROVIDER if left else exits.OK
 
 
@@ -183,11 +183,11 @@ def _report(args: argparse.Namespace, answer: dict[str, Any], left: list[Found])
     for each in answer["taken"]:
         end = local_time(each["end"])
         said = words[each["how"]].format(job=each["job"], end=end, why=each.get("why", "its agent was not asked"))
-        print(f"{each['provider']} {each['id']} {said}")
+        put(f"{each['provider']} {each['id']} {said}")
     for name in answer["ended"]:
-        print(f"{name} has no machine any more: it ends as interrupted; `gpujob resume {name}` goes on")
+        put(f"{name} has no machine any more: it ends as interrupted; `gpujob resume {name}` goes on")
     if answer["accepted"]:
-        print("the books are accepted: the controller decides again")
+        put("the books are accepted: the controller decides again")
 
 
 # --- prune ------------------------------------------------------------------------------------------------------------
@@ -206,14 +206,14 @@ def run_prune(args: argparse.Namespace) -> int:
     home = Home.from_env()
     seen = two_looks(home)
     if args.output == "table" and seen.loose:
-        print(found_table(home, seen.loose))
+        put(found_table(home, seen.loose))
     if args.dry_run:
         if args.output == "json":
             print_json({"would_release": [each.ref.id for each in seen.loose]})
         elif not seen.loose:
-            print("nothing under our tag is unknown to the books")
+            put("nothing under our tag is unknown to the books")
         else:
-            print(f"{len(seen.loose)} would be released for good; nothing was done")
+            put(f"{len(seen.loose)} would be released for good; nothing was done")
         return exits.OK
     if not seen.loose and not seen.doubtful:
         return _nothing(args, [])
@@ -271,9 +271,9 @@ def run_forget(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json({"rental": row.id, "job": row.job, "was_gone": bool(answer.get("was_gone"))})
     elif answer.get("was_gone"):
-        print(f"{row.id} was gone already")
+        put(f"{row.id} was gone already")
     else:
-        print(f"{row.id} is forgotten, at your word; should it be seen alive within 7 days, it is destroyed")
+        put(f"{row.id} is forgotten, at your word; should it be seen alive within 7 days, it is destroyed")
     return exits.OK
 
 

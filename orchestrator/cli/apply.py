@@ -19,7 +19,7 @@ from orchestrator.cli import client, exits, specs
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.handover import handed_over, values_of
-from orchestrator.cli.output import money, money_json, print_json, say
+from orchestrator.cli.output import money, money_json, print_json, put, say
 from orchestrator.cli.standing import Standing, may_rent, needs_money, refuse, standing_of, thrown_away
 from orchestrator.home import Home
 
@@ -226,7 +226,7 @@ def _report(home: Home, args: argparse.Namespace, prepared: list[Prepared], answ
         sys.stdout.flush()
     else:
         for each, answer in zip(prepared, answers, strict=True):
-            print(answer_text(each, answer, args.follow))
+            put(answer_text(each, answer, args.follow))
             sys.stdout.flush()
     if not args.follow:
         return exits.OK
@@ -276,7 +276,7 @@ def _follow(home: Home, answer: Mapping[str, Any], logs: bool) -> int:
     last = follow(home, view.ref, LogCursor(home, view.job.id), until_released=True, logs=logs)
     lines = "\n".join(summary_lines(home, last))
     if logs:
-        print(lines)
+        put(lines)
     else:
         say(lines)
     return exit_code_of(last.job)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import local_time, money, money_json, print_json, say, table, utc_z
+from orchestrator.cli.output import local_time, money, money_json, print_json, put, say, table, utc_z
 
 if TYPE_CHECKING:
     from orchestrator.books import Verdict
@@ -223,11 +223,11 @@ def _print(home: Home, seen: Audit) -> None:
     from orchestrator.model import Unknown
 
     if seen.found:
-        print(found_table(home, seen.found))
+        put(found_table(home, seen.found))
     else:
-        print("nothing bills under our tag, as far as could be asked")
+        put("nothing bills under our tag, as far as could be asked")
     for row in seen.missing:
-        print(f"{row.id} ({row.job}) is open in the books, and {row.offer.provider} does not list {row.provider_id}")
+        put(f"{row.id} ({row.job}) is open in the books, and {row.offer.provider} does not list {row.provider_id}")
     for each in seen.looked:
         if isinstance(each.ours, Unknown):
             where = "/".join(part for part in (each.provider, each.region) if part)

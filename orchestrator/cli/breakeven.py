@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import money_json, print_json, table
+from orchestrator.cli.output import money_json, print_json, put, table
 
 MONTH_H = 720  # 30 days
 DAYS = 30
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(_json(parts, monthly, currency, rows, source))
     else:
-        print("\n".join(_text(parts, monthly, currency, rows, source)))
+        put("\n".join(_text(parts, monthly, currency, rows, source)))
     return exits.OK
 
 

@@ -14,7 +14,7 @@ from orchestrator.cli import client, exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.handover import handed_over, values_of
-from orchestrator.cli.output import local_time, print_json, say, utc_z
+from orchestrator.cli.output import local_time, print_json, put, say, utc_z
 from orchestrator.cli.phases import billing_lines
 from orchestrator.cli.reading import View, exit_code_of, open_view, reader, view_of
 from orchestrator.home import Home
@@ -56,20 +56,20 @@ def run_cancel(args: argparse.Namespace) -> int:
             leg = view.leg.id if view.leg is not None else ""
             client.request(home, "cancel", {"job": job.id, "now": args.now} | ({"task": leg} if leg else {}))
             if leg and args.output == "table":
-                print(f"{job.name}/{leg} is told to save; the others go on; `gpujob ps {job.name}` shows them")
+                put(f"{job.name}/{leg} is told to save; the others go on; `gpujob ps {job.name}` shows them")
                 said.append({"id": job.id, "name": job.name, "run": job.run, "was_over": False})
                 continue
         said.append({"id": job.id, "name": job.name, "run": job.run, "was_over": over})
         if args.output == "table":
             if over:
-                print(f"{job.name}.{job.run} is over already ({job.outcome}); nothing of it bills")
+                put(f"{job.name}.{job.run} is over already ({job.outcome}); nothing of it bills")
             else:
                 how = "is stopped at once" if args.now else "is told to save"
-                print(f"{job.name}.{job.run} {how}, then released; `gpujob wait {job.name} --for released`")
+                put(f"{job.name}.{job.run} {how}, then released; `gpujob wait {job.name} --for released`")
     if args.output == "json":
         print_json(said)
     elif not said:
-        print("no live jobs")
+        put("no live jobs")
     return exits.OK
 
 
@@ -96,9 +96,9 @@ def run_extend(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json({"id": view.job.id, "name": view.job.name, "end": utc_z(end), "binds": binds})
         return exits.OK
-    print(f"{view.job.name}.{view.job.run} ends at {local_time(end)} ({binds})")
+    put(f"{view.job.name}.{view.job.run} ends at {local_time(end)} ({binds})")
     if binds == "budget":
-        print("the budget ends it before its ttl: raise budget in the spec and apply it again")
+        put("the budget ends it before its ttl: raise budget in the spec and apply it again")
     return exits.OK
 
 
@@ -131,7 +131,7 @@ def run_resume(args: argparse.Namespace) -> int:
     else:
         step = max((each.step for each in view.checkpoints), default=None)
         start = f"from its checkpoint of step {step}" if step is not None else "from the start: it left no checkpoint"
-        print(f"{view.job.name}.{answer.get('run')} applied ({answer['id']}), {start}")
+        put(f"{view.job.name}.{answer.get('run')} applied ({answer['id']}), {start}")
     return exits.OK
 
 
@@ -198,7 +198,7 @@ def _print_end(view: View, output: str) -> None:
         )  # fmt: skip
         return
     detail = f"  {words.detail}" if words.detail else ""
-    print(f"{view.job.name}.{view.job.run}  {words.state}  {words.reason}{detail}".rstrip())
+    put(f"{view.job.name}.{view.job.run}  {words.state}  {words.reason}{detail}".rstrip())
 
 
 COMMANDS = {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
+from orchestrator.cli.output import say
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _warn_of_scripts(home: Home) -> None:
             return  # another kind of system, or a controller that just went
         if os.fsencode(f"{name}={wanted}") not in theirs:
             what = f"{name} has no effect: the running controller was started without it"
-            print(f"gpujob: {what}; `gpujob controller stop` first", file=sys.stderr)
+            say(f"gpujob: {what}; `gpujob controller stop` first")
 
 
 def _does_not_start(home: Home) -> CliError:
@@ -214,10 +215,10 @@ def wake(home: Home) -> None:
         if any(open_counts(home.database).values()):
             last = _last_line(home.controller_log)
             if CANNOT_START in last:  # it would fail in the background again, and nobody would be told
-                print(last, file=sys.stderr)
+                say(last)
             spawn(home)
     except OSError as error:
-        print(f"gpujob: the controller could not be restarted: {error.strerror}", file=sys.stderr)
+        say(f"gpujob: the controller could not be restarted: {error.strerror}")
 
 
 def open_counts(database: Path) -> dict[str, int]:
@@ -272,7 +273,7 @@ def restart_older(home: Home) -> None:
     theirs = str(request(home, "ping", {}).get("version", ""))
     if not older(theirs, installed()):
         return
-    print(f"gpujob: restarting the controller of version {theirs or 'before 0.1'}", file=sys.stderr)
+    say(f"gpujob: restarting the controller of version {theirs or 'before 0.1'}")
     stop(home)
 
 

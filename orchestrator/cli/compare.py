@@ -20,11 +20,13 @@ from orchestrator.cli.commands import Command
 from orchestrator.cli.exits import CliError
 from orchestrator.cli.output import (
     MIN_COLUMN,
-    WIDTH,
+    counted,
     cut,
+    line_width,
     money,
     money_json,
     print_json,
+    put,
     say,
     span,
     table,
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.output == "csv":
         sys.stdout.write(curves_csv(legs) if args.curves else as_csv(view, legs))
     else:
-        print(as_table(view, legs))
+        put(as_table(view, legs))
     return exits.OK
 
 
@@ -93,7 +95,7 @@ def write_page(view: SweepView, file: Path) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise CliError(f"cannot write {file}", why=error.strerror or str(error)) from None
-    say(f"page: {file} ({len(view.legs)} legs)")
+    say(f"page: {file} ({counted(len(view.legs), 'leg')})")
 
 
 # --- order ---------------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ def as_table(view: SweepView, legs: Sequence[Leg]) -> str:
     heads = (*metric, "STATE", *reasons, f"COST {'(play)' if view.play else view.currency}", "TIME")
     tail = [_tail(view, leg, bool(reasons)) for leg in legs]
     widths = [max([width_of(head), *(width_of(row[i]) for row in tail)]) for i, head in enumerate(heads)]
-    room = WIDTH - sum(widths) - len(widths) - max(len(leg.id) for leg in legs) - 2
+    room = line_width() - sum(widths) - len(widths) - max(len(leg.id) for leg in legs) - 2
     shown = varying[: max(1, room // (MIN_COLUMN + 1))]
     columns = {name: shortened([leg.params.get(name, "-") for leg in legs]) for name in shown}
     rows = [
@@ -216,7 +218,7 @@ def _notes(view: SweepView, left_out: Sequence[str], same: dict[str, str]) -> li
     spent = f"{money(view.spent, view.currency, view.play)} spent"
     if view.idle:
         spent += f", {money(view.idle, view.currency, view.play)} of it for machines that ran no leg"
-    lines.append(f"{len(view.legs)} legs: {counts}; {spent}")
+    lines.append(f"{counted(len(view.legs), 'leg')}: {counts}; {spent}")
     if view.strange:
         lines.append(f"not counted: what was paid in {', '.join(view.strange)}; add `rates` to the config")
     lines.append(winner_line(view))
@@ -234,7 +236,7 @@ def winner_line(view: SweepView) -> str:
     so_far = "" if winner.state is LegState.DONE else f" so far (it is {winner.state.value})"
     return (
         f"* best{so_far}: {view.job.name}/{winner.id}, {view.metric} {shown(winner.last.value)} at step "
-        f"{winner.last.step} ({better}); gpujob pull {view.job.name}/best"
+        f"{winner.last.step} ({better})\n  gpujob pull {view.job.name}/best"
     )
 
 
@@ -303,6 +305,7 @@ def as_json(view: SweepView, legs: Sequence[Leg]) -> dict[str, Any]:
         "counts": {state.value: count for state, count in view.counts.items()},
         "spent": money_json(view.spent, view.currency, view.play),
         "idle": money_json(view.idle, view.currency, view.play),
+        "strange": list(view.strange),
         "at": utc_z(view.now),
         "legs": [_leg_json(view, leg, places.get(leg.id)) for leg in legs],
     }

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.output import money, span, utc_z
+from orchestrator.cli.output import counted, money, span, utc_z
 from orchestrator.cli.sweeps import SweepView
 from orchestrator.legs import Goal, Leg, Report
 
@@ -27,7 +27,7 @@ POINTS_MIN = 60  # of one curve, however many legs there are
 def page(view: SweepView) -> str:
     """The whole page."""
     parts = {
-        "title": html.escape(f"{view.job.name}: {len(view.legs)} legs"),
+        "title": html.escape(f"{view.job.name}: {counted(len(view.legs), 'leg')}"),
         "style": (PARTS / "compare.css").read_text(encoding="utf-8"),
         "data": embedded(page_data(view)),
         "program": (PARTS / "compare.js").read_text(encoding="utf-8"),

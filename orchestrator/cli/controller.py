@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.cli import client, exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json, say
+from orchestrator.cli.output import print_json, put, say
 from orchestrator.home import Home
 
 PING_WITHIN_S = 5.0
@@ -71,16 +71,16 @@ def _print(state: dict[str, Any], output: str) -> int:
         return exits.OK
     word = "alive" if state["answers"] else "alive, but does not answer" if state["alive"] else "not running"
     known = [f"{key} {state[key]}" for key in ("pid", "version") if state.get(key)]
-    print(f"controller: {word}" + (f" ({', '.join(known)})" if known else ""))
-    print(f"open rentals: {state['open_rentals']}   live jobs: {state['live_jobs']}")
-    print(f"log: {state['log']}")
+    put(f"controller: {word}" + (f" ({', '.join(known)})" if known else ""))
+    put(f"open rentals: {state['open_rentals']}   live jobs: {state['live_jobs']}")
+    put(f"log: {state['log']}")
     if state.get("stepped_aside"):
-        print("it has stepped aside: a newer controller has these machines, and this one decides nothing")
-        print("(two computers with copies of one state folder, or old books)")
+        put("it has stepped aside: a newer controller has these machines, and this one decides nothing")
+        put("(two computers with copies of one state folder, or old books)")
     if "error" in state:
-        print(state["error"])
+        put(state["error"])
     elif not state["alive"]:
-        print("the next verb starts it" if state["live_jobs"] or state["open_rentals"] else "nothing needs it")
+        put("the next verb starts it" if state["live_jobs"] or state["open_rentals"] else "nothing needs it")
     return exits.OK
 
 
@@ -99,14 +99,14 @@ def _stop(home: Home, now: bool, output: str) -> int:
         if output == "json":
             print_json({"stopped": True, "was_alive": False})
         else:
-            print("controller: not running")
+            put("controller: not running")
         return exits.OK
     client.stop(home, now)
     counts = client.open_counts(home.database)
     if output == "json":
         print_json({"stopped": True, "was_alive": True, **counts})
     else:
-        print("controller: stopped")
+        put("controller: stopped")
     if counts["open_rentals"]:
         say(
             f"{counts['open_rentals']} machine(s) go on to their own hard end; nobody recovers them or brings "

@@ -13,14 +13,15 @@ from orchestrator.cli.follow import transfer_words
 from orchestrator.cli.leg_view import counts, failed_items, legs_json, name_of, word_of
 from orchestrator.cli.looks import look_json, look_lines
 from orchestrator.cli.output import (
-    WIDTH,
     clock_time,
     cut,
+    line_width,
     local_time,
     money,
     money_json,
     paint_state,
     print_json,
+    put,
     size,
     span,
     table,
@@ -29,6 +30,7 @@ from orchestrator.cli.output import (
 from orchestrator.cli.phases import (
     billing_lines,
     kept_lines,
+    of_machines,
     phase_seconds,
     saving_words,
     spent_of,
@@ -36,6 +38,7 @@ from orchestrator.cli.phases import (
     steps_of,
 )
 from orchestrator.cli.reading import View, is_play, open_view, running_in
+from orchestrator.cli.sweeps import best_line
 from orchestrator.cli.vitals import alarm_json, alarm_lines, health_lines, notice_words, vitals_of
 from orchestrator.cli.vitals import as_json as vitals_json
 from orchestrator.home import Home
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(as_json(home, view))
     else:
-        print("\n".join(text(home, view)))
+        put("\n".join(text(home, view)))
     return exits.OK
 
 
@@ -71,7 +74,8 @@ def text(home: Home, view: View) -> Iterator[str]:
     job, words = view.job, view.words
     yield f"{job.name} (run {job.run}, {job.id})"
     reason = f"  {words.reason}" if words.reason else ""
-    yield f"  status    {paint_state(words.state)}{reason}   attempt {words.attempt_text}"
+    attempt = "" if view.whole else f"   attempt {words.attempt_text}"
+    yield f"  status    {paint_state(words.state)}{reason}{attempt}"
     if words.detail:
         yield f"  why       {words.detail}"
     when = f" at {local_time(words.next_at)} (in {span(words.next_at - view.now)})" if words.next_at else ""
@@ -81,27 +85,31 @@ def text(home: Home, view: View) -> Iterator[str]:
     if view.hard_end is not None and job.terminal_at is None:
         yield f"  ttl       ends {local_time(view.hard_end)} (in {span(view.hard_end - view.now)})"
     steps = steps_of(view)
-    if steps.last is not None:
+    if steps.last is not None and not view.whole:
         total = f" of {steps.total:g}" if steps.total else ""
         yield f"  progress  step {steps.last:g}{total}; {steps.lost:g} steps done again after losses"
-    kept = _saving(home, view)
+    kept = None if view.whole else _saving(home, view)
     if kept is not None:
         yield f"  saving    {saving_words(kept)}"
     moving = transfer_words(view)
     if moving:
         yield f"  copying   {moving}"
     seconds = phase_seconds(view, stage_seconds(home, view))
-    yield "  time      " + (" · ".join(f"{phase} {value:g} s" for phase, value in seconds.items()) or "-")
+    spent = " · ".join(f"{phase} {value:g} s" for phase, value in seconds.items())
+    yield f"  time      {of_machines(view)}{spent}" if spent else "  time      -"
     yield f"  money     {_money_line(view)}"
     if view.results_dir:
         there = "" if any(run.results_at for run in view.runs) else " (not there yet)"
         yield f"  results   {view.results_dir}{there}"
     for notice in view.notices:
-        yield cut(f"  notify    {notice_words(notice, view.now)}", WIDTH)
+        yield cut(f"  notify    {notice_words(notice, view.now)}", line_width())
     if view.leg is not None:
         yield f"  leg       {view.leg.id}  {name_of(view.leg)}  {word_of(view.leg)}  {view.leg.detail}".rstrip()
     elif view.many:
-        yield f"  legs      {counts(view.tasks, running_in(view))}; gpujob ps {job.name} lists them"
+        yield f"  legs      {counts(view.job, view.tasks, running_in(view))}; gpujob ps {job.name} lists them"
+        best = best_line(view)
+        if best:
+            yield f"  best      {best}"
     for row in failed_items(view.items):
         yield f"  failed    {row['item']}  {row['why']}"
     yield f"  snapshot  {job.snapshot[:12] or 'none'}   spec {job.spec_hash[:12]}"
@@ -114,7 +122,7 @@ def text(home: Home, view: View) -> Iterator[str]:
         yield "EVENTS"
         for entry in view.journal[-EVENTS_SHOWN:]:
             where = f" {entry.rental}" if entry.rental else ""
-            yield cut(f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}", WIDTH)
+            yield cut(f"  {clock_time(entry.at)}  {entry.kind}{where}  {entry.text}", line_width())
     yield ""
     yield from billing_lines(view) or kept_lines(home, view) or ["nothing is billing"]
 
@@ -123,6 +131,9 @@ def _health(home: Home, view: View) -> Iterator[str]:
     """How the machine does and what is wrong with it, while there is one."""
     run, progress = view.current, view.current_progress
     if run is None or run.exit is not None or view.job.outcome is not None:
+        return
+    if view.whole:  # no machine is the job's: `top` has a line for each
+        yield from ["", *alarm_lines(view.alarms, view.now)] if view.alarms else ()
         return
     found = vitals_of(home, view.job.id, run.rental, view.now)
     if found is not None:
@@ -189,14 +200,16 @@ def _tables(view: View) -> Iterator[str]:
         yield table(columns, rows, state="", shrink=("WHERE", "GPU"), right=columns[-2:])
     if view.runs:
         yield ""
-        lines = [_run_row(run, view.now) for run in view.runs]
+        seen = {(each.task, each.n): each.step for each in view.progress}
+        lines = [_run_row(run, view.now, seen.get((run.task, run.n))) for run in view.runs]
         headers = ("RUN", "MACHINE", "ORDERED", "LASTED", "EXIT", "RESUMED FROM", "LAST STEP", "RESULTS")
         yield table(headers, lines, state="", shrink=("MACHINE", "RESUMED FROM", "RESULTS"))
     if view.checkpoints:
         yield ""
         yield f"CHECKPOINTS ({len(view.checkpoints)} durable)"
         for each in view.checkpoints[-CHECKPOINTS_SHOWN:]:
-            yield f"  {each.name}  step {each.step}  {size(each.bytes)}  verified {local_time(each.verified_at)}"
+            leg = f"{each.task}  " if view.whole else ""
+            yield f"  {leg}{each.name}  step {each.step}  {size(each.bytes)}  verified {local_time(each.verified_at)}"
 
 
 def _rental_row(view: View, rental: Rental) -> tuple[str, ...]:
@@ -220,7 +233,8 @@ def _amount(amount: Decimal, currency: str, play: bool) -> str:
     return money(amount, currency, play).partition(" ")[0]
 
 
-def _run_row(run: Assignment, now: float) -> tuple[str, ...]:
+def _run_row(run: Assignment, now: float, seen: float | None) -> tuple[str, ...]:
+    last = seen if seen is not None else run.last_step
     until = run.exit.at if run.exit else now
     ended = "-"
     if run.exit is not None:
@@ -233,7 +247,7 @@ def _run_row(run: Assignment, now: float) -> tuple[str, ...]:
         span(until - run.ordered_at) if run.ordered_at and (run.exit or not run.closed_at) else "-",
         ended,
         run.resume_name or "the start",
-        str(run.last_step) if run.last_step is not None else "-",
+        f"{last:g}" if last is not None else "-",
         results,
     )
 
@@ -245,7 +259,7 @@ def _environment(run: Assignment | None) -> Iterator[str]:
     yield "ENVIRONMENT"
     for key, value in sorted(run.environment.items()):
         if value not in (None, "", [], {}) and key not in _SHOWN_ABOVE:
-            yield cut(f"  {key}: {_record(value, key)}", WIDTH)
+            yield cut(f"  {key}: {_record(value, key)}", line_width())
 
 
 def _record(value: Any, key: str = "") -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import paint, print_json, say
+from orchestrator.cli.output import paint, print_json, put, say
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(document(found))
     else:
-        print("\n".join(report(found)))
+        put("\n".join(report(found)))
     return exits.OK
 
 

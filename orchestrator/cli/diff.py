@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import WIDTH, cut, money, print_json, table
+from orchestrator.cli.output import counted, cut, line_width, money, print_json, put, table
 from orchestrator.cli.reading import View, open_view
 from orchestrator.difference import Comparison, Difference, Record, compare, flat, packages_of
 from orchestrator.home import Home
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(as_json(views, found))
     else:
-        print("\n".join(lines_of(args.one, args.other, views, found)))
+        put("\n".join(lines_of(args.one, args.other, views, found)))
     return exits.OK
 
 
@@ -57,9 +57,9 @@ def lines_of(one: str, other: str, views: list[View], found: Comparison) -> list
     else:
         lines.append("no difference")
     if found.same:
-        lines.append(cut(f"the same: {', '.join(found.same)}", WIDTH))
+        lines.append(cut(f"the same: {', '.join(found.same)}", line_width()))
     if found.unknown:
-        lines.append(cut(f"not known of both, so not compared: {', '.join(found.unknown)}", WIDTH))
+        lines.append(cut(f"not known of both, so not compared: {', '.join(found.unknown)}", line_width()))
     return lines
 
 
@@ -138,7 +138,7 @@ def _data(manifests: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for path, manifest in manifests.items():
         if isinstance(manifest, Mapping):
-            size = f"{manifest.get('count')} files, {manifest.get('bytes')} bytes"
+            size = f"{counted(manifest.get('count') or 0, 'file')}, {manifest.get('bytes')} bytes"
             found[path] = f"{size}, {str(manifest.get('hash'))[:12]}"
     return found
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from orchestrator.cli import client, exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import paint, print_json, size
+from orchestrator.cli.output import paint, print_json, put, size
 from orchestrator.home import Home
 
 OUR_PACKAGES = ("jobspecs", "orchestrator", "providers")
@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for finding in findings:
             mark = paint(f"{finding.level:<4}", colours[finding.level])
-            print(f"{mark}  {finding.check:<12}  {finding.text}")
+            put(f"{mark}  {finding.check:<12}  {finding.text}")
             if finding.next:
-                print(f"      {'':<12}  next: {finding.next}")
+                put(f"      {'':<12}  next: {finding.next}")
     return exits.USAGE if any(finding.level == "fail" for finding in findings) else exits.OK
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json, table
+from orchestrator.cli.output import print_json, put, table
 
 if TYPE_CHECKING:
     from jobspecs.gpus import GpuAsk
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(as_json(found, ask))
     else:
-        print("\n".join(text(found, ask)))
+        put("\n".join(text(found, ask)))
     return exits.OK
 
 

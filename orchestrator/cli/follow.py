@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import client
-from orchestrator.cli.output import clock_time, colourful, local_time, money, moved, span
+from orchestrator.cli.leg_view import legs_of_view, name_of, wanted, word_of
+from orchestrator.cli.output import clock_time, colourful, counted, local_time, money, moved, say, span
 from orchestrator.cli.reading import View, reader, view_of
 from orchestrator.home import Home
 from orchestrator.logs import read_from
@@ -62,6 +63,7 @@ class LogCursor:
 def follow(home: Home, ref: JobRef, cursor: LogCursor, until_released: bool, logs: bool = True) -> View:
     """Print until the work is decided (or the machine is released); returns the last view."""
     screen = _Live() if colourful(sys.stderr) else _Plain()
+    named = _Named()
     looked = woke = 0.0
     view: View | None = None
     with reader(home) as store, screen:
@@ -71,13 +73,14 @@ def follow(home: Home, ref: JobRef, cursor: LogCursor, until_released: bool, log
                 view, looked = view_of(store, ref), now
                 screen.show(view)
             if logs:
-                for _, data in cursor.fresh(view):
-                    screen.log(data)
+                for key, data in cursor.fresh(view):
+                    screen.log(named.lines(key, data) if view.whole else data)
             over = view.job.terminal_at is not None or (not until_released and view.job.outcome is not None)
             if over:
                 # what was written between our last look and the end is still to come
-                for _, data in cursor.fresh(view) if logs else ():
-                    screen.log(data)
+                for key, data in cursor.fresh(view) if logs else ():
+                    screen.log(named.lines(key, data) if view.whole else data)
+                screen.log(named.rest())
                 return view
             if now - woke >= WAKE_S:
                 client.wake(home)
@@ -98,10 +101,23 @@ def state_line(view: View) -> str:
     return f"{clock_time(view.now)}  {view.job.name}  {'  '.join(parts)}  {said}".rstrip()
 
 
+def task_lines(view: View, last: dict[str, str]) -> Iterator[str]:
+    """`18:04:05  sweep/554yyzek  done  lr=0.1` for each of many tasks that stands elsewhere than `last` says."""
+    if not view.whole:
+        return
+    states = {leg.id: str(leg.state) for leg in legs_of_view(view)}
+    for task in view.tasks:
+        word = states[task.id] if task.outcome is None else word_of(task)
+        if word != last.get(task.id, "waiting"):
+            last[task.id] = word
+            why = f": {task.detail}" if task.detail else ""
+            yield f"{clock_time(view.now)}  {view.job.name}/{task.id}  {word}  {name_of(task)}{why}"
+
+
 def gauges(view: View) -> list[str]:
     """GPU use, spend and time left, each as a few characters."""
     found = []
-    progress = view.current_progress
+    progress = None if view.whole else view.current_progress
     gpus = progress.sample.get("gpus") if progress else None
     if isinstance(gpus, list) and gpus:
         said = [gpu.get("util") for gpu in gpus if isinstance(gpu, dict)]
@@ -110,14 +126,16 @@ def gauges(view: View) -> list[str]:
             found.append(f"GPU {sum(used) / len(used):.0f}%")
     if view.rentals:
         found.append(money(view.spent, view.rentals[-1].offer.currency, view.play))
-    if view.open_rentals:
+    if view.whole:
+        found.append(counted(len(view.open_rentals), "machine"))
+    elif view.open_rentals:
         found.append(f"{span(view.open_rentals[-1].end - view.now)} to the hard end")
     return found
 
 
 def transfer_words(view: View) -> str:
     """`code 12.3/40.1 MB 8.1 MB/s`; empty when nothing is copied."""
-    seen = view.transfer
+    seen = {} if view.whole else view.transfer
     return f"{seen['what']} {moved(seen['bytes'], seen['total'], seen['rate'])}" if seen else ""
 
 
@@ -133,11 +151,32 @@ def eta_s(view: View) -> float | None:
     return (progress.total - progress.step) * took / done
 
 
+class _Named:
+    """The lines of many tasks' logs, each behind the name of its task: `554yyzek  step=5`."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, bytes] = {}  # begun lines, by run and stage
+
+    def lines(self, key: str, data: bytes) -> bytes:
+        """What is whole of one run's log; the begun line waits for its end."""
+        *whole, self._parts[key] = (self._parts.get(key, b"") + data).split(b"\n")
+        return b"".join(self._line(key, line) for line in whole)
+
+    def rest(self) -> bytes:
+        """The lines that nothing will end any more."""
+        parts, self._parts = self._parts, {}
+        return b"".join(self._line(key, part) for key, part in parts.items() if part)
+
+    def _line(self, key: str, line: bytes) -> bytes:
+        return key.partition(".")[0].encode() + b"  " + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"
+
+
 class _Plain:
-    """Without a terminal: a line for each change of state."""
+    """Without a terminal: a line for each change of state, of many tasks one for each of them."""
 
     def __init__(self) -> None:
         self._last: tuple[Any, ...] = ()
+        self._tasks: dict[str, str] = {}
         self._moving = ("", 0.0)  # what is copied, and since when or when it was last told
 
     def __enter__(self) -> _Plain:
@@ -147,17 +186,26 @@ class _Plain:
         return
 
     def show(self, view: View) -> None:
-        words = view.words
-        said = (words.state, words.reason, words.attempt, words.detail)
-        if said != self._last:
-            print(state_line(view), file=sys.stderr, flush=True)
-            self._last = said
-        what = str(view.transfer.get("what", ""))
+        self._states(view)
+        what = "" if view.whole else str(view.transfer.get("what", ""))
         if what != self._moving[0]:
             self._moving = (what, view.now)
         elif what and view.now - self._moving[1] >= TRANSFER_S:
-            print(f"{clock_time(view.now)}  {view.job.name}  {transfer_words(view)}", file=sys.stderr, flush=True)
+            say(f"{clock_time(view.now)}  {view.job.name}  {transfer_words(view)}")
             self._moving = (what, view.now)
+
+    def _states(self, view: View) -> None:
+        """What has changed since the last look: the job's state, and where each of many tasks stands."""
+        words = view.words
+        said = (words.state, words.reason, words.attempt, words.detail)
+        if said != self._last:
+            self._say(state_line(view))
+            self._last = said
+        for line in task_lines(view, self._tasks):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        say(line)
 
     def log(self, data: bytes) -> None:
         sys.stdout.flush()
@@ -198,23 +246,29 @@ class _Live(_Plain):
         self._bar.stop()
 
     def show(self, view: View) -> None:
-        words, progress = view.words, view.current_progress
-        said = (words.state, words.reason, words.attempt, words.detail)
-        if said != self._last:
-            self._console.print(state_line(view), highlight=False, markup=False, style="dim")
-            self._last = said
+        self._states(view)
+        words, progress = view.words, None if view.whole else view.current_progress
         step, total = (progress.step, progress.total) if progress else (None, None)
         steps = f"{step:g}/{total:g}" if step is not None and total else f"step {step:g}" if step is not None else ""
-        left = eta_s(view)
+        left = None if view.whole else eta_s(view)
         if left is not None:
             steps += f", {span(left)} left"
-        moving = view.transfer
+        moving = {} if view.whole else view.transfer
         if moving:
             step, total, steps = moving["bytes"], moving["total"], transfer_words(view)
-        state = f"{words.state} {words.attempt_text}"
+        if view.whole:
+            step, total = (
+                float(sum(task.outcome is not None for task in view.tasks)),
+                float(wanted(view.job, view.tasks)),
+            )
+            steps = f"{step:g} of {total:g} over"
+        state = f"{words.state} {words.attempt_text}" if words.attempt else str(words.state)
         self._bar.update(
             self._task, total=total, completed=step or 0, state=state, steps=steps, gauges=" · ".join(gauges(view))
         )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, style="dim")
 
     def log(self, data: bytes) -> None:
         if not self._shared:

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import money_json, print_json, say, table
+from orchestrator.cli.output import money_json, print_json, put, say, table
 from orchestrator.home import Home
 
 SCAN_S = 10
@@ -243,7 +243,7 @@ def _list(home: Home, output: str) -> int:
         print_json([_document(name, block) for name, block in sorted(found.items())])
         return exits.OK
     if not found:
-        print("no hosts; gpujob host add NAME 'ssh -p 12345 root@host'")
+        put("no hosts; gpujob host add NAME 'ssh -p 12345 root@host'")
         return exits.OK
     rows = [
         (name, f"{block.get('user')}@{block.get('host')}:{block.get('port')}",
@@ -251,7 +251,7 @@ def _list(home: Home, output: str) -> int:
          f"{block['price']}/h" if block.get("price") else "-", str(block.get("release") or "none"))
         for name, block in sorted(found.items())
     ]  # fmt: skip
-    print(table(("NAME", "ADDRESS", "GPU", "PRICE", "AT THE END"), rows, shrink=("AT THE END",), state=""))
+    put(table(("NAME", "ADDRESS", "GPU", "PRICE", "AT THE END"), rows, shrink=("AT THE END",), state=""))
     return exits.OK
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import cut, money, money_json, table
+from orchestrator.cli.output import counted, cut, money, money_json, table
 from orchestrator.leg_rows import legs_in
-from orchestrator.model import Outcome, Task
+from orchestrator.model import Job, Outcome, Task
 
 if TYPE_CHECKING:
     from orchestrator.cli.reading import View
@@ -72,14 +72,22 @@ def name_of(task: Task) -> str:
 
     if task.params:
         return label(task.params)
-    return f"{len(task.items)} items from {task.items[0]}" if task.items else f"replica {task.id}"
+    return f"{counted(len(task.items), 'item')} from {task.items[0]}" if task.items else f"replica {task.id}"
 
 
-def counts(tasks: Sequence[Task], running: int) -> str:
+def wanted(job: Job, tasks: Sequence[Task]) -> int:
+    """How many tasks there will be: a search draws its legs one after the other."""
+    search = (job.spec.get("sweep") or {}).get("search") or {}
+    return max(len(tasks), int(search.get("trials") or 0))
+
+
+def counts(job: Job, tasks: Sequence[Task], running: int) -> str:
     """`12 of 40 over (11 done, 1 failed), 8 running`."""
     over = Counter(word_of(task) for task in tasks if task.outcome is not None)
     said = ", ".join(f"{count} {word}" for word, count in over.items())
-    return f"{sum(over.values())} of {len(tasks)} over" + (f" ({said})" if said else "") + f", {running} running"
+    return (
+        f"{sum(over.values())} of {wanted(job, tasks)} over" + (f" ({said})" if said else "") + f", {running} running"
+    )
 
 
 def word_of(task: Task) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output import WIDTH, cut, size, span, utc_z
+from orchestrator.cli.output import counted, cut, line_width, size, span, utc_z
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,12 +35,14 @@ def look_lines(looks: Sequence[Preflight]) -> Iterator[str]:
     for look in looks[-LOOKS_SHOWN:]:
         what, run = kind_of(look)
         where = f"{look.rental} {WORDS[what].format(run=run)}".rstrip()
-        yield from wrap(f"{where}  {look.seconds:.1f} s  {summary(look.facts)}", WIDTH, initial_indent="  ", **DEEPER)
+        yield from wrap(
+            f"{where}  {look.seconds:.1f} s  {summary(look.facts)}", line_width(), initial_indent="  ", **DEEPER
+        )
         for found in look.findings:
             wanted = f", wanted {found['wanted']}" if found["wanted"] else ""
             advice = f": {found['next']}" if found["next"] else ""
             says = f"{found['klass']:<9} {found['name']}: {found['measured']}{wanted}{advice}"
-            yield from wrap(cut(says, 3 * WIDTH), WIDTH, initial_indent="    ", **DEEPER)
+            yield from wrap(cut(says, 3 * line_width()), line_width(), initial_indent="    ", **DEEPER)
 
 
 def summary(facts: Mapping[str, Any]) -> str:
@@ -49,9 +51,10 @@ def summary(facts: Mapping[str, Any]) -> str:
         return trial(facts)
     torch = facts.get("torch")
     if isinstance(torch, Mapping):
-        return f"torch {torch.get('version')}, CUDA {torch.get('cuda') or 'none'}, {torch.get('devices')} devices"
+        devices = counted(torch.get("devices") or 0, "device")
+        return f"torch {torch.get('version')}, CUDA {torch.get('cuda') or 'none'}, {devices}"
     if "packages" in facts:
-        return f"Python {facts.get('python')}, {len(facts['packages'])} packages"
+        return f"Python {facts.get('python')}, {counted(len(facts['packages']), 'package')}"
     parts = []
     gpu = facts.get("gpu") or {}
     cards = gpu.get("cards") or []
@@ -61,7 +64,7 @@ def summary(facts: Mapping[str, Any]) -> str:
     if gpu.get("driver"):
         parts.append(f"driver {gpu['driver']}" + (f" (CUDA {gpu['cuda']})" if gpu.get("cuda") else ""))
     if facts.get("cpus"):
-        parts.append(f"{facts['cpus']} cores")
+        parts.append(f"{counted(facts['cpus'], 'core')}")
     for key, name in (("memory", "RAM"), ("shm", "shm")):
         total = (facts.get(key) or {}).get("total")
         if total:

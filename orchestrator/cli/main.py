@@ -29,7 +29,9 @@ def usage() -> str:
         "`gpujob VERB --help` lists a verb's options.",
         "JOB is NAME, NAME.2 (a run), NAME@3 (an attempt), NAME/LEG (of a sweep) or NAME/best.",
         "Options of every verb: --help, --no-color; -o json on every verb that prints. `gpujob --version`.",
-        "Exit codes: " + " · ".join(f"{code} {text}" for code, text in exits.MEANINGS.items()),
+        "",
+        "Exit codes:",
+        *(f"  {code:<3} {text}" for code, text in exits.MEANINGS.items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse's --help
         return stop.code if isinstance(stop.code, int) else exits.OK
     except KeyboardInterrupt:
-        print("\ngpujob: interrupted; a job that was applied goes on (`gpujob ps`)", file=sys.stderr)
+        _complain(["", "gpujob: interrupted; a job that was applied goes on (`gpujob ps`)"])
         return exits.INTERRUPTED
     except BrokenPipeError:
         # Whatever is still buffered has no reader: keep the interpreter's own flush from complaining.
@@ -121,8 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(lines: list[str]) -> None:
     from orchestrator.cli import stage
+    from orchestrator.cli.output import say
 
-    print(stage.shown("\n".join(lines)), file=sys.stderr)
+    say(stage.shown("\n".join(lines)))
 
 
 if __name__ == "__main__":

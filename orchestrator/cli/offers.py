@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import local_time, money, print_json, say, span, table, utc_z
+from orchestrator.cli.output import counted, local_time, money, print_json, put, say, span, table, utc_z
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(_json(offers, found, play))
     else:
         for line in _text(offers, found, play, args.limit):
-            print(line)
+            put(line)
     if offers:
         return exits.OK
     return exits.PROVIDER if all(quote.trouble and not quote.stored for quote in found) else exits.NO_CAPACITY
@@ -166,7 +166,7 @@ def _text(offers: list[Offer], found: Sequence[Quote], play: frozenset[str], lim
     yield ""
     for quote in found:
         trouble = f"; {quote.trouble}" if quote.trouble else ""
-        yield f"{quote.provider}: {len(quote.offers)} offers, {_when(quote)}{trouble}"
+        yield f"{quote.provider}: {counted(len(quote.offers), 'offer')}, {_when(quote)}{trouble}"
 
 
 def _row(offer: Offer, play: bool) -> tuple[str, ...]:

@@ -1,23 +1,33 @@
-"""What verbs print: tables of at most 100 columns, colours, times, ages and money; standard library only.
+"""What verbs print: lines of at most 100 columns, tables, colours, times, ages and money; standard library only.
 
-Rules: tables show local time with its offset, JSON shows UTC with Z; money is a decimal with its currency, and play
-money says so. Colour only on a terminal, never with NO_COLOR or --no-color.
+Rules: what is meant for people goes out by `put` (stdout) and `say` (stderr) alone, which fold what is longer than the
+terminal; a pipe gets whole sentences, one a line, and tables of 100 columns. Tables show local time with its offset,
+JSON shows UTC with Z; money is a decimal with its currency, and play money says so. Colour only on a terminal, never
+with NO_COLOR or --no-color.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import IO, Any
 
+from orchestrator.spans import counted as counted
 from orchestrator.spans import span as span
 
 WIDTH = 100  # a table wraps in a split terminal or a bug report beyond it
+NARROWEST = 40  # of a terminal; below that nothing could be read anyway
+HANG_MAX = 20  # what a line goes on below is set under where its text began, as far as there is room for that
 MIN_COLUMN = 6  # a column that is cut below this says nothing any more
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_WORD = re.compile(r"\s*(?:[^\s`]*`[^`]*`[^\s`]*|\S+)")  # a command in backticks is one word, as far as it fits
+_GAP = re.compile(r"\S {2,}")
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "bold": "1", "dim": "2"}
 _STATE_COLOURS = {
@@ -60,8 +70,18 @@ def paint_state(text: str, state: str = "") -> str:
     return paint(text, _STATE_COLOURS.get(state or text.strip(), ""))
 
 
+def line_width(most: int = WIDTH, stream: IO[str] | None = None) -> int:
+    """How wide a line may be: `most`, and less on a narrower terminal."""
+    stream = stream or sys.stdout
+    try:
+        return max(NARROWEST, min(most, os.get_terminal_size(stream.fileno()).columns)) if stream.isatty() else most
+    except (OSError, ValueError):  # no terminal after all, or one without a size
+        return most
+
+
 def width_of(text: str) -> int:
-    """Columns that `text` takes on a terminal: wide characters take two."""
+    """Columns that `text` takes on a terminal: wide characters take two, colours none."""
+    text = _ESCAPE.sub("", text) if "\x1b" in text else text
     if text.isascii():
         return len(text)
     import unicodedata
@@ -80,6 +100,35 @@ def cut(text: str, width: int) -> str:
     return text + "…"
 
 
+def fold(line: str, width: int) -> Iterator[str]:
+    """`line` as lines of at most `width` columns, broken between words; what follows is set under where its text began.
+
+    A word that is wider by itself, such as a path, is left whole: a broken one cannot be copied.
+    """
+    if width_of(line) <= width:
+        yield line
+        return
+    labels = [gap.end() for gap in _GAP.finditer(line[: HANG_MAX + 1]) if gap.end() <= HANG_MAX]
+    hang = labels[-1] if labels else len(line) - len(line.lstrip()) + 2
+    at, used = line[: labels[-1] if labels else 0], False  # the present line, and whether more than a margin is on it
+    for word in _words(line[len(at) :], width - hang):
+        if used and width_of(at + word) > width:
+            yield at
+            at, word = " " * hang, word.lstrip()
+        at += word
+        used = True
+    yield at
+
+
+def _words(line: str, width: int) -> Iterator[str]:
+    """The words of a line with the space before them; a command in backticks is one where it fits."""
+    for word in _WORD.findall(line):
+        if width_of(word) <= width:
+            yield word
+        else:
+            yield from re.findall(r"\s*\S+", word)
+
+
 def table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -87,13 +136,14 @@ def table(
     shrink: Sequence[str] = (),
     right: Sequence[str] = (),
     state: str = "STATUS",
-    width: int = WIDTH,
+    width: int = 0,
 ) -> str:
-    """Rows under headers within `width` columns.
+    """Rows under headers within `width` columns (0: what `line_width` allows).
 
     Columns named in `shrink` give way first (the widest of them first), then any other; `right` are set flush right;
     the column `state` is coloured.
     """
+    width = width or line_width()
     cells = [[str(cell) for cell in row] for row in rows]
     sizes = [max([width_of(head), *(width_of(row[i]) for row in cells)]) for i, head in enumerate(headers)]
     gap = 2 if sum(sizes) + 2 * (len(sizes) - 1) <= width else 1  # narrower gaps before shorter words
@@ -191,6 +241,19 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def put(text: str = "") -> None:
+    """Lines for people, on stdout; folded on a terminal."""
+    _out(text, sys.stdout)
+
+
 def say(text: str = "") -> None:
-    """A line of progress or advice, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Lines of progress or advice, on stderr; folded on a terminal."""
+    _out(text, sys.stderr)
+    sys.stderr.flush()
+
+
+def _out(text: str, stream: IO[str]) -> None:
+    if stream.isatty():
+        width = line_width(stream=stream)
+        text = "\n".join(part for line in text.split("\n") for part in fold(line, width))
+    stream.write(text + "\n")

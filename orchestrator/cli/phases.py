@@ -6,13 +6,14 @@ Rules: pure but for reading the event files. Seconds are of the wall; a phase th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import own_hosts
-from orchestrator.cli.output import money, span
+from orchestrator.cli.output import counted, money, span
 from orchestrator.cli.reading import View, is_play
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Outcome, Rental
@@ -21,6 +22,7 @@ from orchestrator.paid_time import read_events
 if TYPE_CHECKING:
     from orchestrator.interval import Saving
 
+FAILED_SHOWN = 3  # of the legs that failed
 ORDER = ("waiting", "machine", "code and data", "setup", "smoke", "run", "results", "release")
 
 
@@ -136,23 +138,52 @@ def summary_lines(home: Home, view: View) -> list[str]:
     seconds = phase_seconds(view, stage_seconds(home, view))
     currency = view.rentals[-1].offer.currency if view.rentals else job.currency
     ended = str(job.outcome or words.state).upper()
+    machines = ", ".join(_machine(rental) for rental in view.rentals if rental.provider_id)
     lines = [
         f"{job.name}: {ended}" + (f" ({words.reason})" if job.outcome is not Outcome.DONE and words.reason else "")
     ]
     if job.detail:
         lines.append(f"  why       {job.detail}")
-    machines = ", ".join(_machine(rental) for rental in view.rentals if rental.provider_id)
-    lines.append(f"  attempts  {words.attempt_text}" + (f": {machines}" if machines else ""))
-    if steps.last is not None:
+    if view.whole:
+        lines += [f"  {line}" for line in _of_many(view)]
+    else:
+        lines.append(f"  attempts  {words.attempt_text}" + (f": {machines}" if machines else ""))
+    if steps.last is not None and not view.whole:
         total = f" of {steps.total:g}" if steps.total else ""
         lines.append(f"  steps     {steps.last:g}{total}, {steps.lost:g} done again after losses")
-    lines.append("  time      " + " · ".join(f"{phase} {span(value)}" for phase, value in seconds.items()))
+    spent = " · ".join(f"{phase} {span(value)}" for phase, value in seconds.items())
+    lines.append(f"  time      {of_machines(view)}{spent}")
     lines.append(f"  money     {money(view.spent, currency, view.play)}")
     if job.results_dir and any(run.results_at is not None for run in view.runs):
         lines.append(f"  results   {job.results_dir}")
     lines += [f"  lost      {run.results_lost}" for run in view.runs if run.results_lost]
     lines += [f"  {line}" for line in billing_lines(view) or kept_lines(home, view)] or ["  nothing is billing"]
     return lines
+
+
+def of_machines(view: View) -> str:
+    """What the seconds of the phases are where several machines work at once: more than the clock shows."""
+    return "of all machines together: " if view.whole else ""
+
+
+def _of_many(view: View) -> Iterator[str]:
+    """How the tasks ended, on how many machines, what was done again, and which is the best."""
+    from orchestrator.cli.leg_view import counts, word_of
+    from orchestrator.cli.reading import running_in
+    from orchestrator.cli.sweeps import best_line
+
+    yield f"legs      {counts(view.job, view.tasks, running_in(view))}"
+    kinds = Counter(_machine(rental) for rental in view.rentals if rental.provider_id)
+    said = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    yield f"machines  {said or 'none'}; {counted(len(view.runs), 'run')} of {counted(len(view.tasks), 'leg')}"
+    failed = [task for task in view.tasks if word_of(task) == "failed"]
+    for task in failed[:FAILED_SHOWN]:
+        yield f"failed    {view.job.name}/{task.id}: {task.detail or task.reason}"
+    if len(failed) > FAILED_SHOWN:
+        yield f"failed    and {len(failed) - FAILED_SHOWN} more: gpujob ps {view.job.name}"
+    best = best_line(view)
+    if best:
+        yield f"best      {best}"
 
 
 def _machine(rental: Rental) -> str:

@@ -17,7 +17,7 @@ from orchestrator.cli import exits, specs, stage
 from orchestrator.cli.balances import shortfall
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json
+from orchestrator.cli.output import print_json, put
 from orchestrator.cli.quotes import configured, quotes
 from orchestrator.cli.stores import StoreUse, check, with_default_mirror
 from orchestrator.home import Home
@@ -107,8 +107,8 @@ def show(prepared: list[Prepared], output: str) -> None:
         return
     for position, each in enumerate(prepared):
         if position:
-            print()
-        print("\n".join(plan_text(each)))
+            put()
+        put("\n".join(plan_text(each)))
 
 
 def refuse_homeless(loaded: specs.Loaded, history: History) -> None:

@@ -1,4 +1,4 @@
-"""How a plan is printed for a terminal, within 120 columns."""
+"""How a plan is printed for a terminal, within 100 columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import stage
-from orchestrator.cli.output import local_time, money, size, span, table
+from orchestrator.cli.output import counted, local_time, money, size, span, table
 from orchestrator.cli.phases import saving_words
 from orchestrator.cli.plan_json import warnings_of
 from orchestrator.cli.stores import lines as store_lines
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.planning import Plan
     from providers.base import Offer
 
-PLAN_WIDTH = 120  # reasons are sentences
 OFFERS_SHOWN = 12
 LEFT_OUT_SHOWN = 8
 LEFT_OUT_NAMED = 3
@@ -83,7 +82,7 @@ def _offers(prepared: Prepared) -> Iterator[str]:
     for each in plan.quotes:
         when = f"prices of {local_time(each.at)}" if each.stored else "asked now"
         trouble = f"; {each.trouble}" if each.trouble else ""
-        yield f"{each.provider}: {len(each.offers)} offers, {when}{trouble}"
+        yield f"{each.provider}: {counted(len(each.offers), 'offer')}, {when}{trouble}"
     rows = rows_of(plan, (offer for each in plan.quotes for offer in each.offers))
     if not rows:
         yield "no offers satisfy the spec"
@@ -105,7 +104,7 @@ def _offers(prepared: Prepared) -> Iterator[str]:
             )
             for row in shown
         ],
-        shrink=("WHY",), right=("PRICE/H", *total), state="", width=PLAN_WIDTH,
+        shrink=("WHY",), right=("PRICE/H", *total), state="",
     )  # fmt: skip
     if len(rows) > len(shown):
         yield f"... and {len(rows) - len(shown)} more"
@@ -225,10 +224,13 @@ def _legs(prepared: Prepared) -> Iterator[str]:
     crew = plan.policy.crew
     if crew is None:
         return
-    noun = {"sweep": "legs", "batch": "slices", "replicas": "replicas"}[crew.kind]
+    noun = {"sweep": "leg", "batch": "slice", "replicas": "replica"}[crew.kind]
     items = sum(len(task.items) for task in prepared.tasks)
-    what = f"up to {plan.tasks} {noun}, drawn one after the other" if crew.trials else f"{plan.tasks} {noun}"
-    yield f"{noun:<10} {what}{f' of {items} items' if items else ''}, {plan.parallel} at one time"
+    what = counted(plan.tasks, noun)
+    if crew.trials:
+        what = f"up to {what}, drawn one after the other"
+    of = f" of {counted(items, 'item')}" if items else ""
+    yield f"{noun + 's':<10} {what}{of}, {plan.parallel} at one time"
     if spec.sweep is not None:
         from jobspecs.sweep import spellings
 
@@ -247,9 +249,9 @@ def _money(plan: Plan, prepared: Prepared) -> Iterator[str]:
         yield f"expected   {_total(plan.expected_cost, plan, play)} for the whole job, startup and rework included"
     if plan.worst_case is not None:
         times = (
-            f" of {plan.tasks} legs"
+            f" of {counted(plan.tasks, 'leg')}"
             if spec.sweep is not None
-            else f" of {plan.parallel} machines"
+            else f" of {counted(plan.parallel, 'machine')}"
             if plan.tasks
             else ""
         )
@@ -284,7 +286,7 @@ def _snapshot(prepared: Prepared) -> Iterator[str]:
         return
     files = sum(entry.kind == "file" for entry in shot.files)
     commit = f", commit {shot.commit[:12]}{' with changes' if shot.dirty else ''}" if shot.commit else ""
-    yield f"snapshot   {files} files, {size(shot.bytes)}, {shot.hash[:12]}{commit}"
+    yield f"snapshot   {counted(files, 'file')}, {size(shot.bytes)}, {shot.hash[:12]}{commit}"
     if shot.origin:
         yield f"  from      {shot.origin}"
     for path in shot.pointers[:LEFT_OUT_SHOWN]:
@@ -302,7 +304,7 @@ def _data(prepared: Prepared) -> Iterator[str]:
     for path, manifest in prepared.data.items():
         share = f", {manifest.sample:.3g} of the files" if manifest.sample < 1 else ""
         way = stage.named(ways.get(manifest.kind, "fetched by the machine itself"))
-        yield f"data       {path}: {manifest.count} files, {size(manifest.bytes)}{share}, {way}"
+        yield f"data       {path}: {counted(manifest.count, 'file')}, {size(manifest.bytes)}{share}, {way}"
         if manifest.kind == "local" and manifest.bytes > STAGE_FROM:
             whence = f"over {size(STAGE_FROM)} from {stage.computer()}"
             yield f"  WARNING   {whence}: an object store near the machines is faster"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import money, money_json, print_json, span, table
+from orchestrator.cli.output import money, money_json, print_json, put, span, table
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -68,16 +68,16 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(rows)
         return exits.OK
-    print(table(("NAME", "CONFIGURED", "MONEY", "SPOT", "NOTICE", "ENDS WITHOUT US BY", "BILLED IN", "AS OF"),
+    put(table(("NAME", "CONFIGURED", "MONEY", "SPOT", "NOTICE", "ENDS WITHOUT US BY", "BILLED IN", "AS OF"),
                 [_cells(row) for row in rows], shrink=("ENDS WITHOUT US BY",), state=""))  # fmt: skip
     for name, about in sorted(told.items()):
         if isinstance(about, str):
-            print(f"{name}: its balance is not known: {about}")
+            put(f"{name}: its balance is not known: {about}")
         else:
-            print(f"{name}: {money(about.amount, about.currency)} to spend")
+            put(f"{name}: {money(about.amount, about.currency)} to spend")
     for name, record in sorted(records.items()):
-        print(f"{name}: {_record_text(record)}")
-    print("\nA spec without `providers` may use every configured one, but never `local`.")
+        put(f"{name}: {_record_text(record)}")
+    put("\nA spec without `providers` may use every configured one, but never `local`.")
     return exits.OK
 
 

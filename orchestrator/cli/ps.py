@@ -15,9 +15,22 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits, own_hosts
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import WIDTH, age, colourful, cut, money, money_json, print_json, span, table, utc_z
-from orchestrator.cli.reading import PLAY_PROVIDER, open_view, picture_of_summary, reader
+from orchestrator.cli.output import (
+    age,
+    colourful,
+    cut,
+    line_width,
+    money,
+    money_json,
+    print_json,
+    put,
+    span,
+    table,
+    utc_z,
+)
+from orchestrator.cli.reading import open_view, picture_of_summary, reader
 from orchestrator.home import Home
+from orchestrator.model import PLAY_PROVIDER
 from orchestrator.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -81,8 +94,8 @@ def _legs(home: Home, args: argparse.Namespace) -> None:
     if args.output == "json":
         print_json(legs_json(view))
         return
-    print(f"{view.job.name}.{view.job.run}  {view.words.state}  {view.words.reason}  {view.words.detail}".rstrip())
-    print(legs_table(view))
+    put(f"{view.job.name}.{view.job.run}  {view.words.state}  {view.words.reason}  {view.words.detail}".rstrip())
+    put(legs_table(view))
 
 
 def _lines(home: Home, everything: bool, now: float) -> list[tuple[Summary, Words]]:
@@ -96,24 +109,24 @@ def _lines(home: Home, everything: bool, now: float) -> list[tuple[Summary, Word
 
 def _print(home: Home, lines: list[tuple[Summary, Words]], everything: bool, now: float) -> None:
     if not lines:
-        print("no jobs" if everything else "no jobs; `gpujob ps -a` lists older ones, `gpujob init` writes a spec")
+        put("no jobs" if everything else "no jobs; `gpujob ps -a` lists older ones, `gpujob init` writes a spec")
         return
     newest: dict[str, int] = {}
     for line, _ in lines:
         newest[line.name] = max(line.run, newest.get(line.name, 0))
     rows = [row(line, words, now, line.run == newest[line.name]) for line, words in lines]
-    print(table(HEADERS, rows, shrink=("NAME", "REASON"), right=("AGE", "LEFT", "COST")))
+    put(table(HEADERS, rows, shrink=("NAME", "REASON"), right=("AGE", "LEFT", "COST")))
     for line, _ in lines:
         if mark_of(line):
-            print(cut(f"! {line.name}: {line.alarms[0].get('text')} (gpujob describe {line.name})", WIDTH))
+            put(cut(f"! {line.name}: {line.alarms[0].get('text')} (gpujob describe {line.name})", line_width()))
     over = [(line, words) for line, words in lines if line.terminal_at is None and line.outcome is not None]
     for line, words in over:
         if line.open_rentals:
             rate = money(line.hourly, line.currency, is_play_line(line))
-            print(f"{line.name} is {line.outcome}, but {line.rental} still bills {rate}/h: {words.next}")
+            put(f"{line.name} is {line.outcome}, but {line.rental} still bills {rate}/h: {words.next}")
     if any(line.provider == own_hosts.PROVIDER and not line.open_rentals for line, _ in lines):
         for text in own_hosts.still_yours(home):
-            print(text)
+            put(text)
 
 
 def row(line: Summary, words: Words, now: float, newest: bool) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_job, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import colourful, moved, print_json, say, size
+from orchestrator.cli.output import colourful, counted, moved, print_json, put, say, size
 from orchestrator.cli.reading import View, open_view
 from orchestrator.home import Home
 from orchestrator.model import Rental, RentalPhase
@@ -82,7 +82,7 @@ class Brought:
             files = [{"path": path, "bytes": stamp[0]} for path, stamp in sorted(fresh.items())]
             print_json({"to": str(self.dest.absolute()), "files": files})
         else:
-            print(f"{len(fresh)} files, {size(sum(stamp[0] for stamp in fresh.values()))} -> {self.dest}")
+            put(f"{counted(len(fresh), 'file')}, {size(sum(stamp[0] for stamp in fresh.values()))} -> {self.dest}")
 
 
 def reachable(view: View) -> Rental | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits
 from orchestrator.cli.exits import CliError
 from orchestrator.model import (
+    PLAY_PROVIDER,
     Assignment,
     Attempt,
     CheckpointRow,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from orchestrator.store.listing import Summary
     from orchestrator.store.rows import Bill, Entry, ItemRow, JobRef, Notice, Preflight, Progress, ReportRow
 
-PLAY_PROVIDER = "local"  # its adapter says so by caps.play; the name is enough here and costs no import
 TRANSFER_OLD_S = 15.0  # its last word is lost with a machine or a controller that goes away
 JOURNAL_LINES = 200  # what `describe` may show; the rest is in the books
 
@@ -76,6 +76,11 @@ class View:
         return any(task.seq for task in self.tasks)
 
     @property
+    def whole(self) -> bool:
+        """Whether this is all of a job of many tasks, so that no run's figures are the job's."""
+        return self.many and not self.ref.leg
+
+    @property
     def leg(self) -> Task | None:
         """The task that `NAME/LEG` named."""
         return self.tasks[0] if self.ref.leg and self.tasks else None
@@ -113,8 +118,11 @@ class View:
         stage = self.current_progress.phase if self.current_progress else ""
         picture = picture_of(self.job, self.rentals, self.runs, stage, bool(self.checkpoints))
         if self.many and not self.ref.leg:
+            from orchestrator.cli.leg_view import wanted
+
             over = sum(task.outcome is not None for task in self.tasks)
-            picture = replace(picture, tasks=len(self.tasks), tasks_over=over, tasks_running=running_in(self))
+            tasks = wanted(self.job, self.tasks)
+            picture = replace(picture, tasks=tasks, tasks_over=over, tasks_running=running_in(self))
         return words_of(picture, self.now)
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import local_time, money, money_json, print_json, span, table, utc_z
+from orchestrator.cli.output import local_time, money, money_json, print_json, put, span, table, utc_z
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(as_json(found))
     else:
-        print("\n".join(text(found)))
+        put("\n".join(text(found)))
     return exits.OK
 
 

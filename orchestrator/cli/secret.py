@@ -13,7 +13,7 @@ import sys
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json, say
+from orchestrator.cli.output import print_json, put, say
 from orchestrator.home import Home
 
 
@@ -69,7 +69,7 @@ def _list(home: Home, output: str) -> int:
     if output == "json":
         print_json([{"name": name} for name in names])
     else:
-        print("\n".join(names) if names else "no secrets are stored")
+        put("\n".join(names) if names else "no secrets are stored")
     return exits.OK
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from orchestrator.cli import exits, specs
 from orchestrator.cli.commands import Command, add_output
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import print_json, say
+from orchestrator.cli.output import counted, print_json, put, say
 from orchestrator.home import Home
 
 DEFAULT_FILE = "gpujob.yaml"
@@ -112,15 +111,16 @@ def run_validate(args: argparse.Namespace) -> int:
         print_json({"valid": not strict, "problems": [], "advice": [_problem(each) for each in advice]})
         return exits.USAGE if strict else exits.OK
     for each in advice:
-        print(f"{each}", file=sys.stderr)
+        say(str(each))
     missing = [name for name in environ.asked if name not in os.environ]
     if missing:
         say(f"to be given at apply: {', '.join(missing)}")
     if strict:
-        say(f"gpujob: {len(advice)} piece(s) of advice, and --strict counts them as errors")
+        counts = "counts it as an error" if len(advice) == 1 else "counts them as errors"
+        say(f"gpujob: {counted(len(advice), 'piece of advice', 'pieces of advice')}, and --strict {counts}")
         return exits.USAGE
     for one in loaded:
-        print(f"{one.file}: valid ({one.spec.name})")
+        put(f"{one.file}: valid ({one.spec.name})")
     return exits.OK
 
 

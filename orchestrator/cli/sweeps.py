@@ -20,6 +20,7 @@ from orchestrator.legs import Goal, Leg, LegState, best, ranking
 from orchestrator.model import Job
 
 if TYPE_CHECKING:
+    from orchestrator.cli.reading import View
     from orchestrator.home import Home
     from orchestrator.store import Store
     from orchestrator.store.rows import Bill
@@ -112,6 +113,18 @@ def sweep_of(store: Store, job: Job, home: Home | None = None) -> SweepView:
         results={task.id: task.results_dir for task in tasks if task.results_dir},
         now=books.now,
     )
+
+
+def best_line(view: View) -> str:
+    """The best leg of a sweep so far, in one line; empty where there is none."""
+    from orchestrator.cli.leg_view import legs_of_view
+
+    metric = (view.job.spec.get("sweep") or {}).get("metric") or {}
+    winner = best(legs_of_view(view), metric["goal"]) if metric else None
+    if winner is None or winner.last is None:
+        return ""
+    said = f"{metric['name']} {winner.last.value:.6g} at step {winner.last.step}"
+    return f"{view.job.name}/{winner.id}, {said}; gpujob compare {view.job.name}"
 
 
 def _rates(bills: Sequence[Bill], currency: str, home: Home | None) -> Mapping[str, Decimal]:

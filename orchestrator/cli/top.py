@@ -37,6 +37,8 @@ from orchestrator.cli.vitals import (
     vitals_of,
 )
 from orchestrator.home import Home
+from orchestrator.model import Assignment, Rental
+from orchestrator.store.rows import Progress
 from orchestrator.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from orchestrator.store.listing import Summary
 
 HEADERS = ("NAME", "STATUS", "STEP", "PACE", "GPU", "MEMORY", "TEMP", "POWER", "CPU", "RAM", "SEEN", "ALARM")
+RIGHT = ("STEP", "PACE", "GPU", "MEMORY", "TEMP", "POWER", "CPU", "RAM", "SEEN")
+MACHINES = ("LEG", "MACHINE", *HEADERS[2:])
 AGAIN_S = 2.0
 MAX_JOBS = 100_000
 
@@ -139,16 +143,24 @@ def _all(home: Home, args: argparse.Namespace) -> str:
     if not lines:
         return "no job is running; `gpujob ps -a` lists the others\n"
     rows = [row(line, words, found, now) for line, words, found in lines]
-    right = ("STEP", "PACE", "GPU", "MEMORY", "TEMP", "POWER", "CPU", "RAM", "SEEN")
-    return f"{clock_time(now)}\n{table(HEADERS, rows, shrink=('NAME', 'ALARM'), right=right)}\n"
+    return f"{clock_time(now)}\n{table(HEADERS, rows, shrink=('NAME', 'ALARM'), right=RIGHT)}\n"
 
 
 def row(line: Summary, words: Words, found: Vitals | None, now: float) -> tuple[str, ...]:
-    """The cells of one job: cards by their mean use, the fullest and the hottest of them, the sum of power."""
-    step = "-" if line.step is None else f"{line.step:g}/{line.total:g}" if line.total else f"{line.step:g}"
-    mark = mark_of(line) or "-"
+    """The cells of one job; of one of many tasks the rows of `top JOB` tell more."""
+    step = f"{line.tasks_over}/{line.tasks} over" if line.tasks else step_words(line.step, line.total)
+    return cells((line.name, str(words.state)), step, found, now, mark_of(line) or "-")
+
+
+def step_words(step: float | None, total: float | None) -> str:
+    """`300/1000`, `300` where the last step is not known, `-` before the first."""
+    return "-" if step is None else f"{step:g}/{total:g}" if total else f"{step:g}"
+
+
+def cells(who: tuple[str, ...], step: str, found: Vitals | None, now: float, mark: str) -> tuple[str, ...]:
+    """How one machine does: cards by their mean use, the fullest and the hottest of them, the sum of power."""
     if found is None:
-        return (line.name, words.state, step, *["-"] * 8, mark)
+        return (*who, step, *["-"] * 8, mark)
     last, cards = found.last, found.last.cards
     full = max((card.full for card in cards if card.full == card.full), default=math.nan)
     temp = max((card.temp for card in cards if card.temp == card.temp), default=math.nan)
@@ -156,7 +168,7 @@ def row(line: Summary, words: Words, found: Vitals | None, now: float) -> tuple[
     count = f" x{len(cards)}" if len(cards) > 1 else ""
     ram = 100 * last.mem_used / last.mem_total if last.mem_total > 0 else math.nan
     return (
-        line.name, words.state, step, pace_words(found.pace).replace(" steps", ""),
+        *who, step, pace_words(found.pace).replace(" steps", ""),
         known(last.use, "%").replace(" ", "") + count, known(full, "%").replace(" ", ""),
         known(temp, "°C").replace(" ", ""), known(sum(power) if power else math.nan, "W").replace(" ", ""),
         known(last.cpu, "%").replace(" ", ""), known(ram, "%").replace(" ", ""), span(now - last.at), mark,
@@ -188,10 +200,63 @@ def _one(home: Home, args: argparse.Namespace) -> str:
     now = time.time()
     found = _lines(home, args.job, now)
     line, words, vitals = found[0]
-    if args.output == "json":
+    view = open_view(home, args.job)
+    if view.many:
+        at_work = machines_of(home, view, now)
+        if args.output == "json":
+            machines = [machine_json(*each) for each in at_work]
+            print_json({**line_json(line, words, None, now), "rental": None, "machines": machines})
+            return ""
+        if view.whole:
+            return _machines(view, at_work, now)
+        words, vitals = view.words, at_work[0][2] if at_work else None
+    elif args.output == "json":
         print_json(line_json(line, words, vitals, now))
         return ""
-    return "\n".join(_cards(open_view(home, args.job), line, words, vitals, now)) + "\n"
+    return "\n".join(_cards(view, line, words, vitals, now)) + "\n"
+
+
+AtWork = tuple[Rental, Assignment | None, Vitals | None, Progress | None]
+
+
+def machines_of(home: Home, view: View, now: float) -> list[AtWork]:
+    """The machines of many tasks that live, each with the run that it is at."""
+    found: list[AtWork] = []
+    seen = {(each.task, each.n): each for each in view.progress}
+    for rental in view.open_rentals:
+        runs = [run for run in view.runs if run.rental == rental.id and run.results_at is None and not run.results_lost]
+        run = max(runs, key=lambda each: each.committed_at, default=None)
+        vitals = vitals_of(home, view.job.id, rental.id, now)
+        found.append((rental, run, vitals, seen.get((run.task, run.n)) if run is not None else None))
+    return found
+
+
+def _machines(view: View, at_work: list[AtWork], now: float) -> str:
+    """One line a machine."""
+    words = view.words
+    rows = []
+    for rental, run, vitals, seen in at_work:
+        alarms = [str(each.get("kind")) for each in seen.alarms] if seen is not None else []
+        step = step_words(seen.step, seen.total) if seen is not None else "-"
+        who = (run.task if run is not None else "-", rental.id)
+        rows.append(cells(who, step, vitals, now, f"! {alarms[0]}" if alarms else "-"))
+    head = f"{clock_time(now)}  {view.job.name}  {words.state}  {words.detail}"
+    if not rows:
+        return f"{head}\nno machine is at work\n"
+    return f"{head}\n{table(MACHINES, rows, shrink=('MACHINE', 'ALARM'), right=RIGHT, state='')}\n"
+
+
+def machine_json(rental: Rental, run: Assignment | None, vitals: Vitals | None, seen: Progress | None) -> Any:
+    """One machine of many tasks."""
+    return {
+        "rental": rental.id,
+        "provider": rental.offer.provider,
+        "leg": run.task if run is not None else None,
+        "step": seen.step if seen is not None else None,
+        "total": seen.total if seen is not None else None,
+        "health": as_json(vitals),
+        "alarms": [alarm_json(each) for each in seen.alarms] if seen is not None else [],
+    }
 
 
 def _cards(view: View, line: Summary, words: Words, found: Vitals | None, now: float) -> Iterator[str]:

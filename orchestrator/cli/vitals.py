@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output import WIDTH, cut, paint, size, span, utc_z
+from orchestrator.cli.output import cut, line_width, paint, size, span, utc_z
 from orchestrator.home import Home
 from orchestrator.points import CARD_COLUMNS, COLUMNS, Card, Point, mean
 from orchestrator.series import read
@@ -91,18 +91,18 @@ def health_lines(found: Vitals, step: float | None, total: float | None, now: fl
     yield "HEALTH   the last hour" + (f"; the last sample is {span(age)} old" if age > STALE_S else "")
     for index, card in enumerate(found.last.cards):
         uses = [p.cards[index].util if index < len(p.cards) else math.nan for p in found.minutes]
-        yield cut(f"  GPU {index:<2} {card_words(card):<52} {chart(uses, 100.0)}", WIDTH)
+        yield cut(f"  GPU {index:<2} {card_words(card):<52} {chart(uses, 100.0)}", line_width())
     pace = found.pace
     if pace == pace or step is not None:
         at = f"step {step:g}" if step is not None else ""
         at += f" of {total:g}" if total else ""
-        yield cut(f"  steps  {pace_words(pace) + '  ' + at:<52} {chart(found.paces)}".rstrip(), WIDTH)
+        yield cut(f"  steps  {pace_words(pace) + '  ' + at:<52} {chart(found.paces)}".rstrip(), line_width())
     uses = [p.cpu for p in found.minutes]
-    yield cut(f"  CPU    {cpu_words(found.last):<52} {chart(uses, 100.0)}", WIDTH)
+    yield cut(f"  CPU    {cpu_words(found.last):<52} {chart(uses, 100.0)}", line_width())
     full = [100 * p.mem_used / p.mem_total if p.mem_total > 0 else math.nan for p in found.minutes]
-    yield cut(f"  RAM    {of(found.last.mem_used, found.last.mem_total):<52} {chart(full, 100.0)}", WIDTH)
-    yield cut(f"  disk   {disk_words(found.last)}", WIDTH)
-    yield cut(f"  net    {flow(found.last.net_in)} in, {flow(found.last.net_out)} out", WIDTH)
+    yield cut(f"  RAM    {of(found.last.mem_used, found.last.mem_total):<52} {chart(full, 100.0)}", line_width())
+    yield cut(f"  disk   {disk_words(found.last)}", line_width())
+    yield cut(f"  net    {flow(found.last.net_in)} in, {flow(found.last.net_out)} out", line_width())
 
 
 def alarm_lines(alarms: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:

@@ -142,7 +142,8 @@ SELECT j.id, j.name, j.run, j.outcome, j.reason, j.detail, j.exit_code, j.create
        p.at AS progress_at, p.step, p.total, p.phase AS progress_phase,
        (SELECT q.alarms FROM progress q JOIN assignments b ON b.job = q.job AND b.task = q.task AND b.n = q.n
         WHERE q.job = j.id AND q.alarms <> '[]' AND b."exit" IS NULL ORDER BY q.at DESC LIMIT 1) AS alarms,
-       (SELECT count(*) FROM tasks t WHERE t.job = j.id AND t.seq > 0) AS tasks,
+       (SELECT iif(count(*) = 0, 0, max(count(*), coalesce(json_extract(j.spec, '$.sweep.search.trials'), 0)))
+        FROM tasks t WHERE t.job = j.id AND t.seq > 0) AS tasks,
        (SELECT count(*) FROM tasks t WHERE t.job = j.id AND t.seq > 0 AND t.outcome IS NOT NULL) AS tasks_over,
        (SELECT count(*) FROM assignments a JOIN rentals w ON w.id = a.rental
         WHERE a.job = j.id AND a.ordered_at IS NOT NULL AND a."exit" IS NULL AND w.phase = 'live') AS tasks_running,

@@ -112,7 +112,7 @@ def test_data_on_its_way_is_shown_and_pull_has_a_bar(cli: Cli, tmp_path: Path, e
 
     assert cli("pull", "big", "--to", "quiet").stderr == ""
     code, out, shown = on_a_terminal([*COMMAND, "pull", "big", "--to", "here"], tmp_path, env)
-    assert (code, out) == (0, "1 files, 100 MB -> here\n")
+    assert (code, out) == (0, "1 file, 100 MB -> here\n")
     steps = [int(found) for found in re.findall(r"(\d+)(?:\.\d)?/\d+(?:\.\d)? MB [\d.]+ MB/s", shown)]
     assert steps[-1] == 100
     assert any(0 < step < 100 for step in steps)

@@ -405,7 +405,7 @@ def test_pull_sends_nothing_again_that_is_there_and_writes_through_no_link(
     assert sorted(p.name for p in dest.rglob("*") if p.is_file()) == ["a.txt", "b.txt"]
     first = (dest / "a.txt").stat().st_ino
     (results / "sub" / "b.txt").write_text("newer bytes")
-    assert run("pull", "digits", "--to", str(dest))[:2] == (0, f"1 files, 11 B -> {dest}\n")
+    assert run("pull", "digits", "--to", str(dest))[:2] == (0, f"1 file, 11 B -> {dest}\n")
     assert (dest / "a.txt").stat().st_ino == first
     (dest / "sub" / "b.txt").unlink()
     (dest / "sub").rmdir()
@@ -486,7 +486,7 @@ def test_pull_of_a_live_job_by_a_glob_that_matches_nothing_is_an_error(
     assert code == 2
     assert "matches '*.txt'" in err
     assert "gpujob pull digits" in err
-    assert run("pull", "digits", "*.png", "--to", str(dest))[:2] == (0, f"1 files, 3 B -> {dest}\n")
+    assert run("pull", "digits", "*.png", "--to", str(dest))[:2] == (0, f"1 file, 3 B -> {dest}\n")
     assert run("pull", "digits", "*.png", "--to", str(dest))[0] == 0
     assert run("pull", "digits", "--to", str(tmp_path / "all"))[0] == 0
 

@@ -43,7 +43,7 @@ def test_no_look_no_section_and_many_are_cut() -> None:
     [
         ({}, ""),
         ({"torch": {"version": "2.4.0", "cuda": None, "devices": 0}}, "torch 2.4.0, CUDA none, 0 devices"),
-        ({"python": "3.11.7", "packages": ["a==1"]}, "Python 3.11.7, 1 packages"),
+        ({"python": "3.11.7", "packages": ["a==1"]}, "Python 3.11.7, 1 package"),
         (
             {"steps_seen": 9, "steps_per_s": 0.8, "vram": [[20480.0, 24564.0]], "needed_s": 12500.0, "steps": 10000,
              "cost": 2.7778, "currency": "USD"},

@@ -24,7 +24,7 @@ def test_help_lists_every_verb_and_every_exit_code(capsys: pytest.CaptureFixture
     assert main.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert [verb for verb in VERBS if f"\n  {verb} " not in out] == []
-    assert [code for code, text in exits.MEANINGS.items() if f"{code} {text}" not in out] == []
+    assert [code for code, text in exits.MEANINGS.items() if f"\n  {code:<3} {text}\n" not in out] == []
 
 
 def test_no_verb_prints_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

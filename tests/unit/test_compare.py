@@ -90,14 +90,15 @@ def test_the_table_marks_the_winner_and_says_how_to_get_it(store: Store, capsys:
         "",
         "the same in all legs: batch=16",
         "3 legs: 2 done, 1 stopped; 2.50 USD spent",
-        f"* best: tune/{two}, val_loss 0.25 at step 30 (less is better); gpujob pull tune/best",
+        f"* best: tune/{two}, val_loss 0.25 at step 30 (less is better)",
+        "  gpujob pull tune/best",
     ]
 
 
 def test_the_goal_turns_the_order(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     sb.make(store, THREE, metric={"name": "acc", "goal": "maximize"})
     out = printed(capsys, "tune")
-    assert [line.split()[-1] for line in out.splitlines() if line.startswith("*")] == ["1m40s", "tune/best"]
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith("*")] == ["1m40s", "better)"]
     assert f"* best: tune/{leg_id(THREE[0].params)}, acc 0.3 at step 20 (more is better)" in out
 
 

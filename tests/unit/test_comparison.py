@@ -381,7 +381,7 @@ def test_prices_of_another_day_still_make_a_plan(market: list[Offer], capsys: py
     prices.remember(home, "acme", ask, [offer("0.70")], 1_000_000.0)
     registry.get_provider("acme", None).offers = _no_network  # type: ignore[arg-type, method-assign]
     text, found = planned(capsys)
-    assert "acme: 1 offers, prices of 1970-01-12" in text
+    assert "acme: 1 offer, prices of 1970-01-12" in text
     assert found["chosen"]["hourly"]["amount"] == "0.70"
 
 
