@@ -139,7 +139,7 @@ def test_one_that_hangs_is_left_behind_with_its_last_prices(
     monkeypatch.setattr(quotes, "PATIENCE_S", 0.01)
     assert shown(capsys, "--provider", "other") == before
     assert main.main(["offers", "--provider", "other"]) == 0
-    assert "other: 1 offers, prices of 20" in (said := capsys.readouterr().out)
+    assert "other: 1 offer, prices of 20" in (said := capsys.readouterr().out)
     assert "; no answer within 0 s" in said
     never.set()
 
