@@ -17,6 +17,7 @@ from jobspecs.schema import JobSpec
 
 # Programs that read the script named next, so that its line ends matter.
 _INTERPRETERS = ("bash", "sh", "source", ".", "dash", "zsh")
+_RUNNERS = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|bash|sh|deepspeed)", re.ASCII)
 _SCRIPT = re.compile(r"[\w./-]+\.(sh|bash|py|pl|rb)", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII)
 # Enough to see the first line ends of a script.
@@ -48,6 +49,30 @@ def check_commands(spec: JobSpec, folder: Path | None) -> list[Problem]:
         if command is not None:
             problems += _first_words(key, command, folder, made_by_setup=key != "setup" and spec.setup is not None)
     return problems
+
+
+def missing_scripts(spec: JobSpec, base_dir: Path) -> list[Problem]:
+    """Scripts that smoke and run hand to an interpreter and that workdir does not bring: advice, since a program may
+    make them on the machine.
+    """
+    folder: Path | None = None
+    if spec.workdir is not None:
+        if not isinstance(spec.workdir, str) or is_remote(spec.workdir):
+            return []
+        folder = base_dir / Path(spec.workdir).expanduser()
+    found = []
+    for key in ("smoke", "run"):
+        words = _words(getattr(spec, key) or "")
+        script = next((word for word in words[1:] if _SCRIPT.fullmatch(word)), "")
+        if not script or script.startswith("/") or not _RUNNERS.fullmatch(words[0]):
+            continue
+        if folder is None:
+            found.append(_problem(key, f"runs {script}, and no workdir brings it", "add `workdir: .`"))
+        elif not (folder / script).exists() and not (
+            spec.setup and not (folder / Path(script).parts[0]).exists() and len(Path(script).parts) > 1
+        ):
+            found.append(_problem(key, f"runs {script}, which is not in workdir", f"write {script}, or name your own"))
+    return found
 
 
 def _problem(key: str, reason: str, hint: str = "") -> Problem:

@@ -44,13 +44,18 @@ def broken_rules(spec: JobSpec) -> list[Broken]:
 
 
 def _times(spec: JobSpec) -> Iterator[Broken]:
+    if not spec.ttl.seconds:  # everything else would be longer, and nobody wrote that
+        yield Broken(("ttl",), ("ttl",), "leaves no time to run in", "write how long the job may take, like 12h")
+        return
     if spec.expected is not None and spec.expected > spec.ttl:
         reason = f"{spec.expected} is longer than ttl {spec.ttl}, which ends the job"
         yield Broken(("expected", "ttl"), ("expected",), reason, f"raise ttl above {spec.expected}")
     for key, value in (("grace", spec.grace.time), ("hold_on_failure", spec.hold_on_failure)):
         if value >= spec.ttl:
             path = ("grace", "time") if key == "grace" else (key,)
-            yield Broken((key, "ttl"), path, f"{value} is not within ttl {spec.ttl}", "shorten it or raise ttl")
+            written = key in spec.model_fields_set
+            hint = "shorten it or raise ttl" if written else f"raise ttl, or write a shorter {'.'.join(path)}"
+            yield Broken((key, "ttl"), path, f"{value} is not within ttl {spec.ttl}", hint)
 
 
 def _spot(spec: JobSpec) -> Iterator[Broken]:

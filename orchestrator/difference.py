@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+INSTALLERS = frozenset({"pip", "setuptools", "wheel"})  # `pip freeze` leaves them out, a look at the machine does not
 SECTIONS = ("spec", "code", "data", "machine", "environment", "packages", "result")
 
 Flat = Mapping[str, str]
@@ -78,7 +79,7 @@ def packages_of(lines: Iterable[Any]) -> dict[str, str]:
         text = str(line).strip()
         for mark in ("==", " @ "):
             name, there, version = text.partition(mark)
-            if there:
+            if there and name.strip().lower() not in INSTALLERS:
                 found[name.strip().lower().replace("_", "-").replace(".", "-")] = version.strip()
                 break
     return found

@@ -32,6 +32,7 @@ CURES = (
 
 def plan_text(prepared: Prepared) -> Iterator[str]:
     """The lines for a terminal."""
+    from jobspecs.files import missing_scripts
     from jobspecs.names import cloud_name
 
     plan, spec = prepared.plan, prepared.spec
@@ -62,6 +63,8 @@ def plan_text(prepared: Prepared) -> Iterator[str]:
     yield f"results    {prepared.results_dir or 'none are brought home (artifacts: none)'}"
     yield from _snapshot(prepared)
     yield from _data(prepared)
+    for each in missing_scripts(spec, prepared.loaded.base_dir):
+        yield f"advice     {each.key} {each.reason} ({each.hint})"
 
 
 def _short(value: Any) -> str:

@@ -126,9 +126,11 @@ def run_validate(args: argparse.Namespace) -> int:
 
 def _advice(loaded: specs.Loaded) -> list[Any]:
     """What is valid and still likely to hurt, as problems with their place."""
+    from jobspecs.files import missing_scripts
     from jobspecs.lint import warnings
 
-    return [loaded.located.place(each) for each in warnings(loaded.spec)]
+    found = [*warnings(loaded.spec), *missing_scripts(loaded.spec, loaded.base_dir)]
+    return [loaded.located.place(each) for each in found]
 
 
 def _problem(problem: Any) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class Decisions(Reads, Journal):
         if spent + reserved > budget:
             raise OverBudget(
                 f"{job}: {money(spent)} spent and {money(reserved)} reserved would pass the budget of {money(budget)}; "
-                "`gpujob resume --budget` raises it"
+                "`gpujob resume JOB --budget MONEY` raises it"
             )
 
     def _want_end(

@@ -101,3 +101,10 @@ def test_a_run_with_itself_has_no_difference(books: Any, capsys: pytest.CaptureF
 def test_a_leg_is_its_newest_run(books: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(said("digits/t0", "digits@1", "-o", "json", capsys=capsys))
     assert (found["one"]["run"], found["other"]["run"]) == ("t0.2", "t0.1")
+
+
+def test_what_only_one_kind_of_record_lists_is_no_loss() -> None:
+    """`pip freeze` of one run, the look after setup of the other: the installers are in the second only."""
+    assert packages_of(["torch==2.4.0", "pip==24.0", "setuptools==65.5", "wheel==0.43"]) == packages_of(
+        ["torch==2.4.0"]
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobspecs.files import check_files
+from jobspecs.files import check_files, missing_scripts
 from jobspecs.load import load_spec
 
 
@@ -76,3 +76,23 @@ def test_the_folder_itself(base: Path) -> None:
 
 def test_data_that_is_here_or_elsewhere(base: Path) -> None:
     assert found(base, "run: x\ndata: [./data, s3://bucket/x]") == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("run: python3 train.py --x 1", ["run: runs train.py, which is not in workdir"]),
+        ("run: CUDA_VISIBLE_DEVICES=0 python3.11 -u train.py", ["run: runs train.py, which is not in workdir"]),
+        ("run: torchrun --nproc_per_node 2 train.py", ["run: runs train.py, which is not in workdir"]),
+        ("run: python3 here.py", []),
+        ("run: python3 -m here", []),
+        ("run: python3 /opt/there.py", []),
+        ("run: python3 repo/train.py\nsetup: git clone https://example.org/repo", []),
+        ("run: echo train.py", []),
+    ],
+)
+def test_a_script_that_workdir_does_not_bring_is_advice(more: str, said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("")
+    spec = load_spec(f"name: a\ngpu: none\nworkdir: .\n{more}\n", "a.yaml")
+    assert [f"{each.key}: {each.reason}" for each in missing_scripts(spec, tmp_path)] == said
+    assert check_files(spec, tmp_path) == []
