@@ -178,3 +178,9 @@ def test_an_image_whose_cuda_knows_none_of_the_cards() -> None:
 )
 def test_an_image_that_may_fit(lines: str) -> None:
     load_spec(GPU + lines, "job.yaml")
+
+
+def test_a_ttl_of_nothing_is_the_only_fault() -> None:
+    with pytest.raises(SpecErrors) as caught:
+        load_spec("name: a\ngpu: none\nrun: 'true'\nttl: 0\n", "a.yaml")
+    assert [(each.line, each.key) for each in caught.value.problems] == [(4, "ttl")]
