@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits, specs
 from orchestrator.cli.exits import CliError
-from orchestrator.cli.output import colourful, say, size
+from orchestrator.cli.output import colourful, counted, say, size
 from orchestrator.cli.remote_link import NOT_TAKEN, Link
 from orchestrator.home import Home
 
@@ -207,8 +207,7 @@ def send(link: Link, cargo: Cargo) -> dict[str, Any]:
     for root in cargo.roots:
         if root.kind != "code" and root.names:
             total = sum(os.path.getsize(os.path.join(root.path, name)) for name in root.names)
-            say(
-                f"{root.path}: {len(root.names)} files, {size(total)}, to {link.name}; only what it has not yet is sent"
-            )
+            what = f"{counted(len(root.names), 'file')}, {size(total)}, to {link.name}"
+            say(f"{root.path}: {what}; only what it has not yet is sent")
         root.send(link, answer["stage"])
     return answer

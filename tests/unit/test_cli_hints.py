@@ -16,12 +16,12 @@ from orchestrator.cli.exits import CliError
 ROOT = Path(__file__).parents[2]
 PLACES = ("orchestrator", "providers", "jobspecs")
 #: Behind an unquoted command a sentence goes on with one of these.
-PROSE = "shows|lists|names|and|saves|or|goes|checks|looks|starts|works"
+PROSE = "shows|lists|names|and|saves|or|goes|checks|looks|starts|works|brings"
 COMMAND = re.compile(
     r"`gpujob ([^`]+)`|(?:^|[\s(:;,])gpujob ((?:(?!gpujob|[;,()`>]|\.\s|\.$| (?:" + PROSE + r")\b).)+)"
 )
 STANDS = "X1"  # for what a message fills in
-SKIPPED = ("VERB", "...", "JOB.sh", "…", f"secret {STANDS}")
+SKIPPED = ("FILE --dmesg", "VERB", "...", "JOB.sh", "…", f"secret {STANDS}")
 
 
 def words_of(node: ast.AST) -> str | None:
