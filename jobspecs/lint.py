@@ -167,6 +167,13 @@ def warnings(spec: JobSpec) -> list[Problem]:
     if spec.checkpoint is not None and not spec.resumable:
         hint = 'pass "$GPUJOB_RESUME_FROM" in run, or set checkpoint.resume: folder'
         found.append(_whole("checkpoint", "is declared, and nothing resumes from it", hint))
+    if not spec.resumable and spec.batch is None:
+        found += [
+            _whole(f"alarms.{key}.relaunch", "begins anew on the other machine: nothing resumes from a checkpoint",
+                   'save to $GPUJOB_CKPT and pass "$GPUJOB_RESUME_FROM" in run, or leave it out')
+            for key, rule in (spec.alarms.model_dump() if spec.alarms is not None else {}).items()
+            if isinstance(rule, dict) and rule.get("relaunch")
+        ]  # fmt: skip
     return found
 
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from jobspecs import document as doc
 from jobspecs.explain import model_problem
 from jobspecs.problems import Problem, SpecErrors
-from jobspecs.rules import BrokenRules
+from jobspecs.rules import NOT_BESIDE, BrokenRules
 from jobspecs.schema import JobSpec
 from jobspecs.shapes import shape_of
 from jobspecs.source import MAX_BYTES, refuse
@@ -117,11 +117,22 @@ def load_located(
     for path_text, said in overrides:
         walk.override(path_text, said)
         origins[path_text.split(".")[0]] = "--set"
+    for key in _out_of_place(root, origins):  # a default is for specs that it fits; only what is written is refused
+        del root.entries[key], origins[key]
     if env:
         walk.set_env(env)
     walk.fill_env(environ or {})
     values = walk.values(root, shape_of(JobSpec), ())
     return Located(_validated(values, walk), filename, root, origins)
+
+
+def _out_of_place(root: doc.Mapping, origins: Mapping[str, str]) -> list[str]:
+    """Defaults of the config beside a key of the spec with which they cannot stand."""
+    return [
+        key
+        for key, others in NOT_BESIDE.items()
+        if origins.get(key) == "config" and any(doc.plain(root.entries[o][1]) for o in others if o in root.entries)
+    ]
 
 
 def _validated(values: dict[str, Any], walk: Walk) -> JobSpec:

@@ -149,6 +149,10 @@ def _landing(spec: JobSpec) -> Iterator[Broken]:
             yield Broken(("data",), ("data", position, "path"), reason, "give each its own path")
 
 
+#: Keys that are refused beside any of some others. As a default of the config they give way to them.
+NOT_BESIDE = {"hold_on_failure": ("sweep", "batch", "replicas")}
+
+
 def _many(spec: JobSpec) -> Iterator[Broken]:
     used = [key for key in ("sweep", "batch", "replicas") if getattr(spec, key) is not None]
     if len(used) > 1:

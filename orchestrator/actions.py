@@ -302,6 +302,19 @@ class SendSignal:
 
 
 @dataclass(frozen=True)
+class MoveLimit:
+    """Tell the machine how long a run may last by its task's own time and money. Repeated: the newest holds."""
+
+    rental: str
+    task: str
+    n: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.rental}/limit/{self.task}.{self.n}"
+
+
+@dataclass(frozen=True)
 class SendClose:
     """Kill what is left of a run and close its key. Repeated: closed is closed."""
 
@@ -422,6 +435,7 @@ Effect = (
     | Prepare
     | SendOrder
     | SendSignal
+    | MoveLimit
     | SendClose
     | Withdraw
     | MirrorCheckpoints

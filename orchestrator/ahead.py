@@ -14,10 +14,8 @@ from orchestrator.actions import Prepare, SendClose, SendOrder, StoreBegun, With
 from orchestrator.bench import Bench
 from orchestrator.draft import Draft
 from orchestrator.ending import ending, stop_unreachable
-from orchestrator.leg_rules import meaning
+from orchestrator.leg_rules import meaning, stale
 from orchestrator.model import AgentRun, Assignment, RentalFacts
-
-LIMIT_SLACK_S = 1.0  # what a limit may differ by, rounded as it is on its way
 
 
 def unordered(draft: Draft, rental: RentalFacts, run: Assignment) -> bool:
@@ -68,19 +66,11 @@ def _against(
         return str(ends)
     if run.resume_hash in draft.facts.passed_over or prepare is not None:
         return "its checkpoint cannot be brought"
-    if seen is not None and (seen.dead or (seen.staged and _stale(bench, run, seen))):
+    if seen is not None and (seen.dead or (seen.staged and stale(bench, run, seen))):
         return "its limit is another one by now"
     if before.exit is not None and meaning(draft, rental, before).kind in ("again", "elsewhere", "disrupted"):
         return "the run before it has not ended for good"
     return ""
-
-
-def _stale(bench: Bench, run: Assignment, seen: AgentRun) -> bool:
-    """Whether the limit that it was ordered with is no longer its leg's."""
-    limit = bench.limit_s(run)
-    if limit is None or seen.limit_s is None:
-        return limit is not seen.limit_s
-    return abs(limit - seen.limit_s) > LIMIT_SLACK_S
 
 
 def _over(draft: Draft, rental: RentalFacts, before: Assignment) -> bool:

@@ -284,6 +284,8 @@ def _dispatch(effect: act.Effect, context: Context, doors: Executor) -> Mapping[
             return machines.order(context)
         case act.SendSignal():
             return machines.signal(context, effect)
+        case act.MoveLimit():
+            return machines.move_limit(context)
         case act.SendClose():
             return machines.close(context)
         case act.Withdraw():

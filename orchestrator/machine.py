@@ -133,6 +133,14 @@ class Machines(StoreMachines):
             task=effect.task, n=effect.n, why=str(effect.why), grace_s=effect.grace_s,
         )  # fmt: skip
 
+    def move_limit(self, context: Context) -> Mapping[str, Any]:
+        """How long a run may last, as it is by now."""
+        rental, run = context.the_rental(), context.the_run()
+        limit = run_files.limit(context)
+        if limit:
+            self._ask(rental, "limit", job=context.job.id, task=run.task, n=run.n, limit=limit)
+        return {"limit_s": limit.get("s")}
+
     def close(self, context: Context) -> Mapping[str, Any]:
         """End what is left of a run, close its key, and have the whole log here."""
         rental, run = context.the_rental(), context.the_run()

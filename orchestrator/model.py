@@ -248,7 +248,7 @@ class AgentRun:
     closed: bool = False
     lost: bool = False
     staged: bool = False  # ordered ahead, and not begun
-    limit_s: float | None = None  # of a staged one: what it would be given of its task's own time and money
+    limit_s: float | None = None  # what it may last by its task's own time and money, as the machine has it
     begun_s: float | None = None  # of one that was ordered ahead: seconds since it began
     started: float | None = None
     ended: float | None = None

@@ -209,6 +209,11 @@ def _machine_work(loop: Loop, receipt: Receipt, action: Any) -> None:
             if known is not None:
                 runs = {**seen.machine.runs, run: replace(known, signalled=action.why)}
                 seen.machine = replace(seen.machine, runs=runs)
+        case act.MoveLimit():
+            known = seen.machine.runs.get(run)
+            if known is not None:
+                moved = {**seen.machine.runs, run: replace(known, limit_s=data["limit_s"])}
+                seen.machine = replace(seen.machine, runs=moved)
         case act.Withdraw():
             loop.store.closed(job, action.task, action.n, receipt.at)
         case act.SendClose():

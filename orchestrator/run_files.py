@@ -28,8 +28,13 @@ def given(context: Context) -> dict[str, Any]:
     if files:
         order["files"] = files
     if context.limit_s is not None:
-        order["limit"] = {"s": round(context.limit_s, 1), "why": context.limit_why}
+        order["limit"] = limit(context)
     return order
+
+
+def limit(context: Context) -> dict[str, Any]:
+    """How long the run may last by its task's own time and money; empty without such."""
+    return {} if context.limit_s is None else {"s": round(context.limit_s, 1), "why": context.limit_why}
 
 
 def marked(home: Home, context: Context) -> tuple[str, ...]:

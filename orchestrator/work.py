@@ -28,7 +28,7 @@ from orchestrator.actions import (
 )
 from orchestrator.draft import Draft
 from orchestrator.ending import ending, grace, stop_unreachable
-from orchestrator.leg_rules import leg_ending, meaning
+from orchestrator.leg_rules import keep_limit, leg_ending, meaning
 from orchestrator.model import (
     AgentRun,
     Assignment,
@@ -228,6 +228,8 @@ def _watch(draft: Draft, rental: RentalFacts, assignment: Assignment) -> None:
     if not machine.connected:
         stop_unreachable(draft, assignment.task, why)
         return
+    if why is None:
+        keep_limit(draft, rental, assignment)
     if stage == "run" and why is None:
         saves.watch(draft, rental, assignment)
     if why is not None:

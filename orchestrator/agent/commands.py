@@ -133,10 +133,8 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
     if ask.get("after"):
         need_name(ask, "after")
         need(ask, "room_s", (int, float), 0)
-    limit = need(ask, "limit", dict, {})
-    if limit:
-        need(limit, "s", (int, float))
-        need(limit, "why", str)
+    if need(ask, "limit", dict, {}):
+        check_limit(ask["limit"])
     if ask.get("container") is not None:
         check_container(need(ask, "container", dict))
     digest = [{**stage, "script": hashlib.sha256(stage["script"].encode()).hexdigest()} for stage in stages]
@@ -144,6 +142,10 @@ def check_order(ask: dict[str, Any]) -> dict[str, Any]:
     hidden = ("epoch", "nonce", "secrets", "stages")
     kept = {key: value for key, value in ask.items() if key not in hidden}
     return {**kept, "stages": digest, "secret_names": sorted(ask.get("secrets", {}))}
+
+
+def check_limit(limit: dict[str, Any]) -> dict[str, Any]:
+    return {"s": need(limit, "s", (int, float)), "why": need(limit, "why", str)}
 
 
 def same_order(order: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +228,19 @@ def signal_command(ask: dict[str, Any]) -> dict[str, Any]:
         end_run(run, CLOSE_S)
     left = max(0.0, round(request["kill_at"] - uptime(), 1))
     return {"ok": True, "already": before is not None, "why": request["why"], "grace_left": left}
+
+
+def limit_command(ask: dict[str, Any]) -> dict[str, Any]:
+    """Move how long a run may last. One that was told to stop already stays told."""
+    run = need_run(ask)
+    limit = check_limit(need(ask, "limit", dict))
+    with command_lock():
+        admit(ask)
+        if run.order is None:
+            raise Refusal("missing", "%s was never ordered" % run.key)
+        if run.ended is None and not run.closed:
+            replace(run.path("limit.json"), to_json(limit))
+    return {"ok": True, "ended": run.ended is not None}
 
 
 def close_command(ask: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.agent.commands import (
     arm_command,
     close_command,
+    limit_command,
     order_command,
     prepare_command,
     signal_command,
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "arm": arm_command,
     "prepare": prepare_command,
     "order": order_command,
+    "limit": limit_command,
     "signal": signal_command,
     "close": close_command,
     "withdraw": withdraw_command,

@@ -66,6 +66,11 @@ class Run:
         """Ordered ahead: it begins when the run named in `after` has ended well, or by a repeat without `after`."""
         return bool((self.order or {}).get("after")) and not os.path.exists(self.path("begun"))
 
+    @property
+    def limit(self) -> dict[str, Any] | None:
+        """{"s", "why"}: how long it may last by its leg's own time and money; as ordered, until it is moved."""
+        return read_json(self.path("limit.json")) or (self.order or {}).get("limit")
+
     def begin(self) -> None:
         """Let it start; under the command lock, so that it either begins or is withdrawn."""
         replace(self.path("begun"), b"%.2f\n" % uptime())

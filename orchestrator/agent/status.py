@@ -33,8 +33,10 @@ def run_status(run: Run) -> dict[str, Any]:
         "logs": {name: size_of(run.log_path(name)) for name in run.logs()},
         "checkpoints": checkpoints_of(run),
     }
+    if ended is None and run.limit is not None:
+        answer["limit"] = run.limit
     if run.staged:
-        answer.update(staged=True, limit=(run.order or {}).get("limit"))
+        answer["staged"] = True
     elif os.path.exists(run.path("begun")):
         answer["begun_s"] = round(uptime() - run.begun_at(), 2)
     mirror = read_json(run.path("mirror.json"))

@@ -130,7 +130,7 @@ class Supervisor:
 
     def watch(self, run: Run) -> None:
         request = run.signalled
-        limit = (run.order or {}).get("limit")
+        limit = run.limit
         if limit and request is None and run.order and uptime() - run.begun_at() >= limit["s"]:
             request = request_signal(run, limit["why"], float(run.order.get("grace_s") or 0.0))
         if request and uptime() > request["kill_at"] + 5.0:

@@ -123,3 +123,18 @@ def test_it_begins_although_the_supervisor_was_killed(tmp_path: Path) -> None:
         machine.do("start")
         wait_for(lambda: machine.run(n=2)["dead"], "the second run")
         assert machine.run(n=2)["rc"] == 0
+
+
+def test_the_limit_of_a_run_at_work_is_moved(tmp_path: Path) -> None:
+    with Machine(tmp_path) as machine:
+        assert machine.ask("limit", task="t0", n=1, limit={"s": 9, "why": "ttl"})["error"] == "missing"
+        machine.do("order", **own("sleep 60", 1, limit={"s": 3600, "why": "ttl"}, grace_s=1))
+        wait_for(lambda: machine.run(n=1)["state"] == "run", "its start")
+        assert machine.run(n=1)["limit"] == {"s": 3600, "why": "ttl"}
+        assert machine.ask("limit", task="t0", n=1, limit={"s": "9", "why": "ttl"})["error"] == "invalid"
+        machine.do("limit", task="t0", n=1, limit={"s": 7200, "why": "budget"})
+        assert machine.run(n=1)["limit"] == {"s": 7200, "why": "budget"}
+        machine.do("limit", task="t0", n=1, limit={"s": 0.5, "why": "budget"})
+        wait_for(lambda: machine.run(n=1)["dead"], "its limit")
+        assert machine.run(n=1)["signalled"] == "budget"
+        assert machine.do("limit", task="t0", n=1, limit={"s": 9, "why": "ttl"})["ended"] is True

@@ -252,6 +252,19 @@ class SimMachines:
         self._answered(context)
         return {}
 
+    def move_limit(self, context: Context) -> Mapping[str, Any]:
+        box = self._box(context)
+        rental, run = context.rental, context.assignment
+        assert rental is not None
+        assert run is not None
+        box.command(self.epoch, rental.nonce)
+        there = box.runs.get(run.key)
+        if there is None:
+            raise AgentRefused("missing", f"{run.key} was never ordered", {})
+        there.limit_s = context.limit_s
+        self._answered(context)
+        return {"limit_s": context.limit_s}
+
     def signal(self, context: Context, effect: act.SendSignal) -> Mapping[str, Any]:
         box = self._box(context)
         assert context.rental is not None

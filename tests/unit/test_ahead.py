@@ -189,3 +189,26 @@ def test_a_signal_to_the_run_at_work_is_none_to_the_one_ahead() -> None:
     decision = reconcile(one_machine(run("a"), given(), on=at_work(staged()), tasks=stopped), policy(ALONE))
     assert [(each.task, each.why) for each in of(decision, act.SendSignal)] == [("a", SignalWhy.STOP)]
     assert of(decision, act.Withdraw) == []
+
+
+# --- a run at work ----------------------------------------------------------------------------------------------------
+
+
+def moved(shown: AgentRun, extra_s: float = 0.0) -> list[str]:
+    """What the machine is told of the limit of `a`, of which it shows `shown`."""
+    found = facts(replace(worker(1), machine=cf.machine(runs={"a.1": shown})), assignments=(run("a"),))
+    found = replace(found, job=replace(found.job, ttl_extra_s=extra_s))
+    return [each.key for each in of(reconcile(found, policy(ALONE)), act.MoveLimit)]
+
+
+def test_the_limit_of_a_run_at_work_follows_what_its_leg_was_extended_by() -> None:
+    assert moved(cf.run(limit_s=LIMIT)) == []
+    assert moved(cf.run(limit_s=LIMIT + 0.9)) == []
+    assert moved(cf.run(limit_s=LIMIT), extra_s=HOUR) == ["gj-abcdef-1/limit/a.1"]
+    assert moved(cf.run(limit_s=LIMIT + HOUR)) == ["gj-abcdef-1/limit/a.1"]
+    assert moved(cf.run("setup", limit_s=LIMIT), extra_s=HOUR) == ["gj-abcdef-1/limit/a.1"]
+
+
+def test_no_limit_is_moved_that_the_machine_does_not_show_or_that_has_passed() -> None:
+    assert moved(cf.run(), extra_s=HOUR) == []  # an agent of an earlier version
+    assert moved(cf.run(limit_s=LIMIT, signalled=SignalWhy.TTL), extra_s=HOUR) == []

@@ -57,6 +57,11 @@ def warned(lines: str, gpu: str = "4090") -> list[str]:
         ("run: |\n  nohup x", "run: |\n  # nohup x\n  y", "detaches itself"),
         ("run: x\ncheckpoint: {every: 5m}", "run: x $GPUJOB_RESUME_FROM\ncheckpoint: {every: 5m}", "nothing resumes"),
         (
+            "run: x\nalarms: {machine_slow: {relaunch: true}}",
+            "run: x $GPUJOB_RESUME_FROM\nalarms: {machine_slow: {relaunch: true}}",
+            "alarms.machine_slow.relaunch: begins anew",
+        ),
+        (
             "run: x $GPUJOB_RESUME_FROM\nspot: true\nhold_on_failure: 5m",
             "run: x\nhold_on_failure: 5m",
             "on a spot machine",

@@ -545,6 +545,10 @@ def test_defaults_of_the_config_are_merged_and_their_origin_is_known() -> None: 
 
 def test_a_default_fills_an_empty_block_and_hides_no_empty_value() -> None:
     assert load(BASE + "providers:\n", defaults={"providers": ["runpod"]}).providers == ("runpod",)
+    held = {"hold_on_failure": "20m"}
+    assert str(load(BASE, defaults=held).hold_on_failure) == "20m"
+    assert load(BASE + "replicas: 3\nbudget: 5\n", defaults=held).hold_on_failure.seconds == 0
+    assert only(BASE + "replicas: 3\nbudget: 5\nhold_on_failure: 20m\n", defaults=held).key == "hold_on_failure"
     assert only(BASE + "budget:\n", defaults={"budget": "5"}).reason == "is empty"
 
 
