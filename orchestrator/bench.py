@@ -97,9 +97,10 @@ class Bench:
 
     @cached_property
     def _on(self) -> dict[str, list[Assignment]]:
-        """The runs of each rental, the earlier committed first."""
+        """The runs of each rental in their order: what has ended, what was ordered, what waits. The time of the commit
+        decides only within these, since the clock may have been set back between two."""
         found: dict[str, list[Assignment]] = {}
-        for run in sorted(self.facts.assignments, key=lambda run: (run.committed_at, run.n)):
+        for run in sorted(self.facts.assignments, key=_place):
             found.setdefault(run.rental, []).append(run)
         return found
 
@@ -218,3 +219,7 @@ class Bench:
         """When the leg's own limit comes, if it runs on from now; None without one."""
         limit = self.limit_s(run)
         return None if limit is None else (run.ordered_at or self.facts.now) + limit
+
+
+def _place(run: Assignment) -> tuple[bool, bool, float, int]:
+    return run.exit is None, run.ordered_at is None, run.committed_at, run.n

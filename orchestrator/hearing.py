@@ -117,7 +117,9 @@ def _sweep(loop: Loop, message: Listed) -> None:
     known = {r.id: r for r in (*loop.store.open_rentals(), *loop.store.tombstones(loop.clock.utc()))}
     dead = loop.accounts.caps(message.provider).dead_statuses
     found = strays(message.listing, loop.books.deployment, known, dead)
-    for stray in confirmed(loop.stray_counts, found):
+    # Each region has its own memory: another one's listing cannot show these, and says nothing about them
+    counts = loop.stray_counts.setdefault((message.provider, message.account, message.region), {})
+    for stray in confirmed(counts, found):
         rental = known.get(stray.rental)
         text = f"{message.provider} {stray.ref.id} carries our tag"
         if rental is None:

@@ -90,7 +90,7 @@ class Loop:
         self.board = Board()
         self.health = Health(self)
         self.notifier = Notifier(self)
-        self.stray_counts: dict[Ref, int] = {}
+        self.stray_counts: dict[Region, dict[Ref, int]] = {}
         self._gaps = GapDetector(self.clock)
         self.observer.unsettled = {region_of(r) for r in self.store.open_rentals()}
         self._unsettled_until = self.clock.boot() + SETTLE_LIMIT_S

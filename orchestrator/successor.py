@@ -156,7 +156,7 @@ def _exhausted(draft: Draft) -> bool:
     fruitless = resume.losses_without_progress(facts)
     if fruitless >= policy.no_progress_max:
         words = f"{fruitless} attempts in a row were lost without a new checkpoint"
-        ordered = sorted((a for a in facts.assignments if a.ordered_at is not None), key=lambda a: a.committed_at)
+        ordered = sorted((a for a in facts.assignments if a.ordered_at is not None), key=lambda a: a.n)
         words = "; ".join(filter(None, (resume.not_working(facts, ordered[-fruitless:]), words)))
         draft.do(SetOutcome(Outcome.FAILED, Reason.NO_PROGRESS, words), "relaunching has not helped")
         return True

@@ -49,7 +49,7 @@ def strays(
 
 
 def confirmed(counts: dict[Ref, int], seen: Iterable[Stray]) -> tuple[Stray, ...]:
-    """The strays that were in enough listings in a row; `counts` is the memory, updated here."""
+    """The strays that were in enough listings of one region in a row; `counts` is its memory, updated here."""
     now = {stray.ref: stray for stray in seen}
     for ref in [ref for ref in counts if ref not in now]:
         del counts[ref]

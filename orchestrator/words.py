@@ -8,7 +8,7 @@ reason.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.model import Assignment, Job, Outcome, Reason, Rental, RentalPhase, SignalWhy
@@ -100,6 +100,12 @@ class Words:
         return f"{self.attempt}/{self.attempts_max}" if self.attempts_max is not None else str(self.attempt)
 
 
+def newest_run(runs: Iterable[Assignment]) -> Assignment | None:
+    """Of one task the number decides: after the clock was set back, the next run is committed "before" the last."""
+    last = {run.task: run for run in sorted(runs, key=lambda run: run.n)}
+    return max(last.values(), key=lambda run: (run.committed_at, run.n), default=None)
+
+
 def picture_of(
     job: Job, rentals: Sequence[Rental], runs: Sequence[Assignment], stage: str, checkpointed: bool = False
 ) -> Picture:
@@ -107,7 +113,7 @@ def picture_of(
     whether a checkpoint of it is durable.
     """
     rental = rentals[-1] if rentals else None
-    run = max(runs, key=lambda each: (each.committed_at, each.n), default=None)
+    run = newest_run(runs)
     if run is not None and (rental is None or run.rental != rental.id or run.n <= job.replaced_n):
         run = None
     retry = job.spec.get("retry")

@@ -19,6 +19,7 @@ from orchestrator.cli.output import say
 from orchestrator.cli.reading import View, exit_code_of, open_view
 from orchestrator.home import Home
 from orchestrator.model import Assignment
+from orchestrator.words import newest_run
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
 def _choose(view: View, previous: bool) -> Assignment | None:
     if not previous:
         return view.current
-    runs = sorted(view.runs, key=lambda run: (run.committed_at, run.n))
-    if len(runs) < 2:
+    newest = newest_run(view.runs)
+    before = newest_run(run for run in view.runs if run is not newest)
+    if before is None:
         raise CliError(f"{view.job.name} has no attempt before the newest", next=f"gpujob logs {view.job.name}")
-    return runs[-2]
+    return before
 
 
 def _stages(home: Home, job: str, run: Assignment, setup: bool) -> Sequence[str]:

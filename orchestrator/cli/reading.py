@@ -29,7 +29,7 @@ from orchestrator.model import (
     SignalWhy,
     Task,
 )
-from orchestrator.words import Picture, State, Words, attempt_shown, picture_of, words_of
+from orchestrator.words import Picture, State, Words, attempt_shown, newest_run, picture_of, words_of
 
 if TYPE_CHECKING:
     from orchestrator.home import Home
@@ -64,11 +64,11 @@ class View:
     @cached_property
     def current(self) -> Assignment | None:
         """The newest run, or that of the attempt which was named (`NAME@3`)."""
-        runs = sorted(self.runs, key=lambda run: (run.committed_at, run.n))
+        runs = list(self.runs)
         if self.ref.attempt is not None:
             rentals = {rental.id for rental in self.rentals if rental.attempt == self.ref.attempt}
             runs = [run for run in runs if run.rental in rentals]
-        return runs[-1] if runs else None
+        return newest_run(runs)
 
     @property
     def many(self) -> bool:

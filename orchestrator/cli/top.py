@@ -39,7 +39,7 @@ from orchestrator.cli.vitals import (
 from orchestrator.home import Home
 from orchestrator.model import Assignment, Rental
 from orchestrator.store.rows import Progress
-from orchestrator.words import Words, words_of
+from orchestrator.words import Words, newest_run, words_of
 
 if TYPE_CHECKING:
     from orchestrator.cli.reading import View
@@ -225,7 +225,7 @@ def machines_of(home: Home, view: View, now: float) -> list[AtWork]:
     seen = {(each.task, each.n): each for each in view.progress}
     for rental in view.open_rentals:
         runs = [run for run in view.runs if run.rental == rental.id and run.results_at is None and not run.results_lost]
-        run = max(runs, key=lambda each: each.committed_at, default=None)
+        run = newest_run(runs)
         vitals = vitals_of(home, view.job.id, rental.id, now)
         found.append((rental, run, vitals, seen.get((run.task, run.n)) if run is not None else None))
     return found

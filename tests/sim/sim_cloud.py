@@ -167,9 +167,10 @@ class SimProvider:
 
     def create(self, offer: Offer, tag: Tag, end: float, boot: Boot) -> Instance:
         world = self.world
-        world.oracle.create_called(tag)
+        world.oracle.create_called(tag, offer)
         self._reach()
         if self._hits("create-refused"):
+            world.oracle.create_refused(tag, offer)
             raise NoCapacity("none free", provider=self.name)
         if self._hits("create-account"):
             raise QuotaExceeded("vCPU limit reached", provider=self.name)

@@ -202,7 +202,6 @@ class SimMachines:
         found = self.world.box_of_rental(context.rental.id) if hit and context.rental is not None else None
         if found is not None:
             self.world.oracle.disturb_box(found.id, PAUSE_MAX_S)
-            self.world.oracle.failed_prepares[found.id] += kind == "prepare-fails"
         return hit
 
     def _answered(self, context: Context) -> None:
@@ -284,6 +283,19 @@ class SimMachines:
         return {"dead": dead}
 
     def prepare(self, context: Context) -> Mapping[str, Any]:
+        assert context.rental is not None
+        box = self.world.box_of_rental(context.rental.id)
+        try:
+            done = self._prepared(context)
+        except (Unreachable, TransferError):
+            if box is not None:
+                self.world.oracle.failed_prepares[box.id] += 1
+            raise
+        if box is not None:
+            self.world.oracle.failed_prepares[box.id] = 0  # five in a row make a bad host
+        return done
+
+    def _prepared(self, context: Context) -> Mapping[str, Any]:
         box, run = self._box(context), context.assignment
         assert run is not None
         self._copied(context, "code")

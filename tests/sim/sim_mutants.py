@@ -153,6 +153,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- sweep, store, books ---
     Mutant("strays-ignored", "orchestrator/sweep.py", "        elif rental.phase is RentalPhase.GONE:", "        elif False:",
            ("tests tests/unit", NAMED)),
+    Mutant("strays-in-one-memory", "orchestrator/hearing.py", "setdefault((message.provider, message.account, message.region), {})",
+           'setdefault(("", "", ""), {})', ("tests tests/unit", NAMED)),
     Mutant("strays-at-first-sight", "orchestrator/sweep.py", "SIGHTINGS = 2", "SIGHTINGS = 1", ("tests tests/unit",), safety=False,
            harmless="the second sighting guards against a listing older than the row's last phase; the row decides"),
     Mutant("other-deployments-swept", "orchestrator/sweep.py", "tag is None or tag.deployment != deployment or", "tag is None or",

@@ -20,7 +20,7 @@ from sim_prices import Prices
 from orchestrator.home import Home
 from orchestrator.mirror import listing
 from orchestrator.watch import CONNECT_S, RETRY_MAX_S
-from providers.base import Tag
+from providers.base import Offer, Tag
 
 if TYPE_CHECKING:
     from sim_cloud import Cloud, Disk
@@ -34,6 +34,7 @@ SILENT_S = 1200.0 + 600.0
 UNNOTICED_S = TICK_S + RETRY_MAX_S + CONNECT_S  # a machine that answers again is not known to until the next attempt
 TTL_S = 300.0
 CREATES_PER_HOUR = 40  # and one for each machine that a job of many tasks may have at a time
+REFUSED_REST_S = 60.0 - 1.0  # a pool without capacity is left alone for so long, whatever else there is to ask
 SAVE_WINDOW_S = 120.0 + 240.0  # grace and the time for results before an end
 PHASES = {("intent", "live"), ("intent", "releasing"), ("intent", "gone"), ("live", "releasing"), ("releasing", "gone"),
           ("live", "gone"), ("", "intent")}  # fmt: skip
@@ -62,7 +63,9 @@ class Oracle:
         self.creates: Counter[str] = Counter()
         self.failed_prepares: Counter[str] = Counter()
         self._create_times: dict[str, list[float]] = defaultdict(list)
-        self._durable: dict[tuple[str, str], list[tuple[float, int, int]]] = defaultdict(list)
+        self._refused: dict[tuple[str, str, str], tuple[float, float]] = {}  # job, cloud, pool -> when, the skew then
+        #: job, task -> when, run, step, and whether a later run was committed by then, which no set clock can say
+        self._durable: dict[tuple[str, str], list[tuple[float, int, int, bool]]] = defaultdict(list)
         self._best: dict[tuple[str, str], int] = {}
         self._omitted: Counter[str] = Counter()
         self._phases: dict[str, str] = {}
@@ -144,7 +147,7 @@ class Oracle:
 
     # --- creates ------------------------------------------------------------------------------------------------------
 
-    def create_called(self, tag: Tag) -> None:
+    def create_called(self, tag: Tag, offer: Offer) -> None:
         self.creates[tag.rental] += 1
         row = self._rental(tag.rental)
         if row is None or row["create_sent_at"] is None:
@@ -152,12 +155,21 @@ class Oracle:
         if self.creates[tag.rental] > 1:
             self.broken("CreateOncePerRental", tag.rental, f"{self.creates[tag.rental]} creates")
         now = self.world.heap.now
+        refused_at, skew = self._refused.get((tag.job, offer.provider, offer.pool), (0.0, 0.0))
+        if now - refused_at < REFUSED_REST_S and self.world.clock.skew == skew:
+            words = f"{offer.provider} {offer.pool} was asked again {now - refused_at:.0f} s after it had no capacity"
+            self.broken("AttemptsBounded", tag.job, words)
         times = [t for t in self._create_times[tag.job] if now - t < 3600] + [now]
         self._create_times[tag.job] = times
         wish = self._wishes.get(tag.job)
         together = int((wish.spec.get("sweep") or {}).get("max_parallel", 0)) if wish is not None else 0
         if len(times) > CREATES_PER_HOUR + together:
             self.broken("AttemptsBounded", tag.job, f"{len(times)} creates within an hour")
+
+    def create_refused(self, tag: Tag, offer: Offer) -> None:
+        """For want of capacity: nothing is rented, and the bound is the pool's rest, since a large market has many."""
+        self._create_times[tag.job].pop()
+        self._refused[tag.job, offer.provider, offer.pool] = self.world.heap.now, self.world.clock.skew
 
     def born(self, box: Box) -> None:
         if self._ours(box) and self._rental(box.name) is None:
@@ -281,12 +293,11 @@ class Oracle:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def durable(self, job: str, task: str, n: int, step: int) -> None:
-        self._durable[job, task].append((self.world.clock.utc(), n, step))
+        late = bool(self._rows("SELECT 1 FROM assignments WHERE job = ? AND task = ? AND n > ?", job, task, n))
+        self._durable[job, task].append((self.world.heap.now, n, step, late))
 
     def _resume_from_latest(self, run: Run) -> None:
-        rows = self._rows("SELECT n, committed_at FROM assignments WHERE job = ? AND task = ?", run.job, run.task)
-        at = {row["n"]: row["committed_at"] for row in rows}
-        steps = [s for t, n, s in self._durable[run.job, run.task] if n < run.n and t <= at.get(n + 1, 0)]
+        steps = [step for _, n, step, late in self._durable[run.job, run.task] if n < run.n and not late]
         latest = max(steps, default=0)
         if run.base != latest:
             self.broken("ResumeFromLatest", run.job, f"{run.key} began at {run.base:.0f}, {latest} was durable")

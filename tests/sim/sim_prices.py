@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sim_box import Box, Run
 
-Durable = Mapping[tuple[str, str], Sequence[tuple[float, int, int]]]  # job, task -> when, run, step
+Durable = Mapping[tuple[str, str], Sequence[tuple[float, int, int, bool]]]  # job, task -> when, run, step, too late
 
 
 @dataclass
@@ -38,4 +38,4 @@ def kept_until(run: Run, durable: Durable) -> float:
     """The second of work up to which a run's work lives on."""
     if run.by_itself and run.rc == 0:
         return run.reached(0)
-    return max((step for _, n, step in durable.get((run.job, run.task), ()) if n == run.n), default=run.base)
+    return max((step for _, n, step, _ in durable.get((run.job, run.task), ()) if n == run.n), default=run.base)

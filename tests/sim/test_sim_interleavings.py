@@ -32,7 +32,7 @@ def build() -> Iterator[Build]:
     def make(*wishes: Wish, cloud: str = "aurora", until: float = 20 * HOUR, **shapes: Shape) -> World:
         home = Path(tempfile.mkdtemp(prefix="gpujob-sim-", dir=MEMORY if MEMORY.is_dir() else None))
         faults = Faults(random.Random(5), {k.replace("_", "-"): v for k, v in shapes.items()}, T0 + until)
-        world = World(5, home, faults, list(wishes), (cloud,))
+        world = World(5, home, faults, list(wishes), tuple(cloud.split(",")))
         made.append((world, home))
         world.start()
         return world
@@ -128,6 +128,17 @@ def test_a_late_birth_without_any_hook_is_swept_by_its_tombstone(build: Build) -
     assert outcome(world) == "done/done/over"
 
 
+def test_a_late_birth_is_swept_while_other_accounts_are_listed_too(build: Build) -> None:
+    jobs = [job(0.5, name, spec={"providers": [name]}, at=T0 + n) for n, name in enumerate(("ember", "flare"))]
+    world = build(*jobs, cloud="ember,flare", create_late_birth=Shape("once"))
+    world.run(T0 + 30 * HOUR)
+    (late,) = [b for b in ours(world) if b.born > T0 + HOUR]
+    assert (late.cloud.name, late.dead_why) == ("ember", "destroyed")
+    assert late.dead_at is not None
+    assert late.dead_at - late.born < 900
+    finish(world)
+
+
 def test_an_order_whose_answer_is_lost_runs_once_also_after_a_crash(build: Build) -> None:
     world = build(job(0.2), answer_lost=Shape("once", nth=2))  # the first answered command is the arming
     world.run(T0 + 60)
@@ -183,7 +194,7 @@ def test_a_checkpoint_that_became_durable_in_the_controllers_last_moment_is_resu
     world.happen("preempt-silent", box)
     finish(world)
     last = ours(world)[-1]
-    durable = max(s for _, n, s in world.oracle._durable[last.tag.job, "t0"] if n == 1)  # type: ignore[union-attr]
+    durable = max(s for _, n, s, _ in world.oracle._durable[last.tag.job, "t0"] if n == 1)  # type: ignore[union-attr]
     assert last.runs["t0.2"].base == durable == 1800
 
 

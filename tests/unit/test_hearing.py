@@ -109,3 +109,15 @@ def test_after_a_sleep_a_region_that_does_not_answer_holds_back_its_own_jobs_alo
         assert not settled(there), "another region's answer says nothing about this one"
         desk.turn(after=40.0)
         assert settled(there), "a region that never answers holds nothing back for ever"
+
+
+def test_a_stray_is_confirmed_although_other_regions_are_listed_between(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Desk(tmp_path) as desk:
+        desk.loop.alarm = lambda _job, alarm: said.append(alarm.kind)  # type: ignore[method-assign,assignment]
+        tag = Tag(desk.loop.books.deployment, "gj-nobody")
+        here = Listing((replace(machine("i-9", None), tag=tag),))
+        for region, listing in (("r1", here), ("r2", Listing(())), ("r1", here)):
+            assert said == []
+            desk.turn(Listed("prov", "acc", region, desk.clock.utc(), listing))
+    assert said == ["unknown-machine"]

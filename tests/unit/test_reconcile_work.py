@@ -11,6 +11,8 @@ import pytest
 from core_facts import T0
 
 from orchestrator import actions as act
+from orchestrator.bench import Bench
+from orchestrator.crew import Crew
 from orchestrator.model import (
     CreateOutcome,
     Decision,
@@ -19,10 +21,12 @@ from orchestrator.model import (
     RentalPhase,
     Sight,
     SignalWhy,
+    Task,
     Trouble,
     Unknown,
 )
 from orchestrator.reconcile import reconcile
+from orchestrator.words import newest_run
 from orchestrator.work import current
 from providers.base import Notice
 
@@ -203,6 +207,21 @@ def test_a_run_committed_after_the_clock_was_set_back_is_the_newest_all_the_same
     assert current(cf.facts(assignments=(last, replace(fresh, closed_at=T0 + 600))), last.rental).n == 2  # type: ignore[union-attr]
     other = replace(fresh, task="t1", n=1)
     assert current(cf.facts(assignments=(last, other)), last.rental) is other
+
+
+def test_the_clock_set_back_changes_no_order_of_runs_for_people_or_for_benches() -> None:
+    last = replace(exited(137, lost=True), committed_at=T0 + 4000)
+    fresh = cf.assignment(2, committed_at=T0 + 599, ordered_at=None)
+    assert newest_run((fresh, last)) is fresh
+    assert newest_run(()) is None
+    at_work = cf.assignment(1, committed_at=T0 + 4000)
+    ahead = replace(cf.assignment(1, committed_at=T0 + 599, ordered_at=None), task="t1")
+    tasks = tuple(Task("j-1-aaaa", task, seq=n) for n, task in enumerate(("t0", "t1"), 1))
+    policy = replace(cf.POLICY, crew=Crew("sweep", 1))
+    bench = Bench(cf.facts(assignments=(ahead, at_work), tasks=tasks), policy)
+    assert bench.held(at_work.rental) == [at_work, ahead]
+    assert bench.before(ahead) is at_work
+    assert bench.held_by(at_work.rental) is at_work
 
 
 def test_an_exit_that_nobody_saw_is_never_a_success() -> None:
