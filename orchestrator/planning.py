@@ -25,7 +25,6 @@ from providers.base import Ask, Caps, Offer
 if TYPE_CHECKING:
     from jobspecs.memory import Estimate
     from jobspecs.schema import JobSpec
-    from orchestrator.config import Limits
 
 FLAG_ORIGINS = ("flag", "environment", "spec", "config")
 # Shown although nobody set them: what they say decides money or time.
@@ -308,46 +307,3 @@ def ask_for(ask: Ask, provider: str) -> Ask | None:
 def unbound(plan: Plan) -> bool:
     """Whether nothing but this computer stops the bill of the machine that would be rented."""
     return bool(plan.timers) and not any(timer.binds for timer in plan.timers)
-
-
-def limit_problems(
-    plan: Plan,
-    limits: Limits,
-    committed: Decimal,
-    open_machines: int,
-    max_cost: Decimal | None,
-    rates: Mapping[str, Decimal],
-) -> list[str]:
-    """Which limits of the config this job would pass; empty: none. `max_cost` (in the plan's currency) lifts those of
-    money when it covers the worst case. `committed` is this month's money in the limit's currency, `rates` say what
-    one unit of the plan's currency (or another) is worth in it.
-    """
-    problems: list[str] = []
-    if limits.machines is not None and open_machines + 1 > limits.machines:
-        problems.append(f"limits.machines is {limits.machines}, and {open_machines} are rented")
-    if plan.play:
-        return problems
-    if plan.worst_case is None:
-        return problems
-    if max_cost is not None:
-        if plan.worst_case > max_cost:
-            problems.append(f"the worst case {plan.worst_case:f} {plan.currency} is above --max-cost {max_cost:f}")
-        return problems
-    for key, limit, before in (
-        ("per_job", limits.per_job, Decimal(0)), ("per_month", limits.per_month, committed)
-    ):  # fmt: skip
-        if limit is None:
-            continue
-        worth = _in(plan.worst_case, plan.currency, limit.currency, rates)
-        if worth is None:
-            problems.append(f"no rate from {plan.currency} to {limit.currency}, so limits.{key} cannot be compared")
-        elif before + worth > limit.amount:
-            spent = f" on top of {before:.2f} this month" if before else ""
-            problems.append(f"the worst case {worth:.2f} {limit.currency}{spent} is above limits.{key} {limit}")
-    return problems
-
-
-def _in(amount: Decimal, currency: str, wanted: str, rates: Mapping[str, Decimal]) -> Decimal | None:
-    if currency == wanted:
-        return amount
-    return amount * rates[currency] if currency in rates else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestrator import adoption, held, many
+from orchestrator import adoption, held, limits, many
 from orchestrator.doubt import DOUBTS
 from orchestrator.model import Job, Outcome, Reason, RentalPhase
 from orchestrator.records import keep_job
@@ -255,38 +255,11 @@ def _finished_answer(loop: Loop, old: Job, wish: Mapping[str, Any]) -> Answer:
 
 def _check_limits(loop: Loop, wish: Mapping[str, Any], args: Mapping[str, Any]) -> None:
     """The config's limits, against all that is spent and reserved; a `--max-cost` that covers the worst case wins."""
-    worst, limits = _money(wish.get("worst_case")), loop.config.limits
-    if worst is None or wish.get("play"):
-        return
-    covered = _money(args.get("max_cost"))
-    if covered is not None and covered >= worst:
-        return
-    cure = f"--max-cost {worst:.2f} allows it"
-    for key, limit in (("per_job", limits.per_job), ("per_month", limits.per_month)):
-        if limit is None:
-            continue
-        currency, rates = str(wish["currency"]), loop.config.rates_to(limit.currency)
-        worth = {limit.currency: Decimal(1), **rates}.get(currency)
-        if worth is None:
-            raise NotNow(f"no rate from {currency} to {limit.currency}, so limits.{key} cannot be compared; {cure}")
-        if key == "per_job" and worst * worth > limit.amount:
-            raise NotNow(f"the worst case of {worst * worth:.2f} passes limits.per_job ({limit}); {cure}")
-        if key == "per_month":
-            now = loop.clock.utc()
-            used = loop.store.committed_since(month_start(now), now, limit.currency, rates)
-            if used + worst * worth > limit.amount:
-                words = f"this month has {used:.2f} spent or reserved; with the worst case of {worst * worth:.2f} it"
-                raise NotNow(f"{words} would pass limits.per_month ({limit}); {cure}")
-    if limits.machines is not None and len(loop.store.active_jobs()) >= limits.machines:
-        raise NotNow(f"{limits.machines} jobs are live already (limits.machines); {cure}")
-
-
-def month_start(now: float) -> float:
-    """The first moment of the month, UTC."""
-    from datetime import UTC, datetime
-
-    moment = datetime.fromtimestamp(now, UTC)
-    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+    cost = limits.Cost(_money(wish.get("worst_case")), str(wish.get("currency") or "USD"), bool(wish.get("play")))
+    found = limits.passed(loop.store, loop.config, cost, _money(args.get("max_cost")), loop.clock.utc())
+    if found:
+        cure = f"; --max-cost {cost.worst:.2f} allows it" if cost.worst is not None and not cost.play else ""
+        raise NotNow("; ".join(found) + cure)
 
 
 def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:

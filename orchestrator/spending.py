@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestrator import budget
+from orchestrator.limits import month_start
 from orchestrator.model import Job, Rental, RentalPhase, Unknown
-from orchestrator.requests import month_start
 from providers.base import Instance
 from providers.errors import ProviderError
 

@@ -125,29 +125,16 @@ def _refuse_past(prepared: Prepared) -> None:
 
 def limits_of(home: Home, config: Config, prepared: Prepared, max_cost: Decimal | None) -> list[str]:
     """The config's limits that the job would pass."""
-    from orchestrator.planning import limit_problems
+    from orchestrator import limits
 
-    rates = config.rates_to(config.currency)
-    committed, machines = Decimal(0), 0
-    if home.database.exists():
-        from orchestrator.cli.reading import reader
+    plan = prepared.plan
+    cost = limits.Cost(plan.worst_case, plan.currency, plan.play)
+    if not home.database.exists():
+        return limits.passed(None, config, cost, max_cost, time.time())
+    from orchestrator.cli.reading import reader
 
-        now = time.time()
-        with reader(home) as store:
-            machines = len(store.open_rentals())
-            try:
-                committed = store.committed_since(month_start(now), now, config.currency, rates)
-            except ValueError as error:  # a bill in a currency without a rate
-                return [str(error)]
-    return limit_problems(prepared.plan, config.limits, committed, machines, max_cost, rates)
-
-
-def month_start(now: float) -> float:
-    """The first second of this month in UTC, as epoch seconds."""
-    from datetime import UTC, datetime
-
-    moment = datetime.fromtimestamp(now, UTC)
-    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+    with reader(home) as store:
+        return limits.passed(store, config, cost, max_cost, time.time())
 
 
 def thrown_away(home: Home, old: Job, fresh: bool) -> list[str]:

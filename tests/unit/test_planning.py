@@ -16,11 +16,11 @@ from orchestrator.budget import worst_case
 from orchestrator.comparison import rows as rows_of
 from orchestrator.comparison import warnings
 from orchestrator.config import Limits
+from orchestrator.limits import Cost, problems
 from orchestrator.planning import (
     Plan,
     Quote,
     ask_for,
-    limit_problems,
     make_plan,
     timers,
     unbound,
@@ -151,6 +151,13 @@ def test_regions_of_another_provider_are_not_asked_here() -> None:
 LIMITS = Limits(Money(Decimal(5)), Money(Decimal(20)), 2)
 
 
+def limit_problems(
+    plan: Plan, limits: Limits, spent: Decimal, machines: int, max_cost: Decimal | None, rates: dict[str, Decimal]
+) -> list[str]:
+    cost = Cost(plan.worst_case, plan.currency, plan.play)
+    return problems(limits, cost, spent, machines, max_cost, lambda currency: rates)
+
+
 def test_limits_stop_what_is_dearer_than_they_allow() -> None:
     plan = plan_of(offer("1.00"), ttl="4h")  # worst case 6.25 USD
     (problem,) = limit_problems(plan, LIMITS, Decimal(0), 0, None, {})
@@ -167,10 +174,12 @@ def test_the_month_counts_what_is_spent_already() -> None:
     assert "per_month" in problem
 
 
-def test_the_number_of_machines_is_a_limit_that_money_does_not_lift() -> None:
+def test_the_number_of_machines_is_a_limit_like_the_others() -> None:
     plan = plan_of(offer("0.10"), ttl="1h")
     assert limit_problems(plan, LIMITS, Decimal(0), 1, None, {}) == []
-    assert "limits.machines" in limit_problems(plan, LIMITS, Decimal(0), 2, Decimal(99), {})[0]
+    assert "limits.machines" in limit_problems(plan, LIMITS, Decimal(0), 2, None, {})[0]
+    assert limit_problems(plan, LIMITS, Decimal(0), 2, Decimal(99), {}) == []  # it covers the worst case
+    assert limit_problems(plan, LIMITS, Decimal(0), 2, Decimal("0.01"), {}) != []
 
 
 def test_play_money_counts_against_no_limit_and_a_missing_rate_is_said() -> None:

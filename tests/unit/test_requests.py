@@ -146,6 +146,20 @@ def test_limits_stop_an_apply_unless_the_worst_case_is_covered(desk: Desk) -> No
     assert (play["ok"], covered["ok"]) == (True, True)
 
 
+def test_the_limit_of_machines_counts_what_waits_and_is_lifted_by_a_covering_max_cost(desk: Desk) -> None:
+    limits = replace(desk.loop.config.limits, per_job=None, per_month=None, machines=1)
+    desk.loop.config = replace(desk.loop.config, limits=limits)
+    assert desk.apply(worst_case="6.10")  # it has no machine yet, and will
+    refused, low = desk.apply(name="b", worst_case="6.10"), desk.apply(name="b", worst_case="6.10", max_cost="6")
+    covered = desk.apply(name="b", worst_case="6.10", max_cost="7")
+    assert refused is not None
+    assert low is not None
+    assert covered is not None
+    assert "limits.machines is 1, and 1 are rented or waited for; --max-cost 6.10 allows it" in refused["error"]
+    assert "above --max-cost 6" in low["error"]
+    assert covered["ok"]
+
+
 def test_a_limit_is_compared_in_its_own_currency_by_a_rate_or_not_at_all(desk: Desk) -> None:
     limits = replace(desk.loop.config.limits, per_job=parse_money("50 USD"), per_month=None)
     desk.loop.config = replace(desk.loop.config, limits=limits)
@@ -155,7 +169,7 @@ def test_a_limit_is_compared_in_its_own_currency_by_a_rate_or_not_at_all(desk: D
     desk.loop.config = replace(desk.loop.config, rates={"CNY": Rate(Decimal("0.14"), "2026-11-30")})
     dear = desk.apply(worst_case="400", currency="CNY")
     assert dear is not None
-    assert "the worst case of 56.00 passes limits.per_job (50.00 USD); --max-cost 400.00 allows it" in dear["error"]
+    assert "the worst case 56.00 USD is above limits.per_job 50.00 USD; --max-cost 400.00 allows it" in dear["error"]
     cheap = desk.apply(worst_case="300", currency="CNY")
     assert cheap is not None
     assert cheap["ok"]
