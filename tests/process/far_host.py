@@ -153,12 +153,14 @@ class FarHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.there("cancel", "--all", "--now")
-        for line in json.loads(self.there("ps", "-o", "json").stdout or "[]"):
-            self.there("wait", line["name"], "--for", "released", "--timeout", "60s")
-        self.there("controller", "stop", "--now")
-        self.hang_up()
-        self.sshd.stop()
+        try:
+            self.there("cancel", "--all", "--now")
+            for line in json.loads(self.there("ps", "-o", "json").stdout or "[]"):
+                self.there("wait", line["name"], "--for", "released", "--timeout", "60s")
+            self.there("controller", "stop", "--now")
+            self.hang_up()
+        finally:
+            self.sshd.stop()
 
     def hang_up(self) -> None:
         """End the connection that the verbs shared, which would live for another minute."""
