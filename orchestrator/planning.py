@@ -218,6 +218,8 @@ def _values(document: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Va
     """What was set anywhere, and of the built-in values those that decide money or time."""
     keys = [key for key in document if key != "name" and (key in origins or key in ALWAYS_SHOWN)]
     keys += [key for key in ALWAYS_SHOWN if key not in document]
+    if document.get("sweep") and "budget" not in origins:  # the sweep's own is shown with the sweep
+        keys = [key for key in keys if key != "budget"]
     missing = {"max_price": "1.5 x the offer shown", "budget": "none", "artifacts": "everything in $GPUJOB_OUT, "
                "the newest checkpoint, changed files"}  # fmt: skip
     return tuple(

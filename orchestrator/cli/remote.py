@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
     }  # fmt: skip
     if getattr(args, "dmesg", None):
         raise CliError(
-            "the kernel's lines are taken for a log file of this computer", next="gpujob diagnose FILE --dmesg"
+            "the kernel's lines are taken for a log file of this computer", next="gpujob diagnose FILE --dmesg FILE"
         )
     if args.verb == "top" and args.to:
         raise CliError("--to writes on the controller's host", next=f"gpujob top --prometheus > {args.to}")

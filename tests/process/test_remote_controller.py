@@ -95,7 +95,7 @@ def test_a_removed_file_is_gone_over_there_and_results_are_not(far: FarHost) -> 
     assert (kept / "gpujob-results" / "old").read_text() == "kept"
     far.cli("apply", "-y", file)
     far.cli("compare", "many", "--html", "my page.html")
-    assert "1 legs" in (far.project / "my page.html").read_text()
+    assert "1 leg" in (far.project / "my page.html").read_text()
     assert list((kept.parents[len(kept.relative_to(far.far.state).parts) - 3] / "pages").iterdir()) == []
 
 

@@ -50,8 +50,9 @@ def _run(mark: Mark, attempt: int) -> Result:
         shapes["machine-partition"] = Shape("steady", mean_s=200.0)
     # Results take long, so that the end can be hit; for a listing there, until the brief pause after an exit is over
     upload_s = 400.0 if kind.startswith("list-") else 90.0
+    setup_s = 5.0 if kind == "list-stale" else 30.0  # it must run while its machine's last change is still recent
     wish = Wish(
-        "job", Program(900.0, 30.0, 200.0, 5.0, upload_s=upload_s), APPLIED, {"ttl": "6h"}, extend_at=APPLIED + 500
+        "job", Program(900.0, setup_s, 200.0, 5.0, upload_s=upload_s), APPLIED, {"ttl": "6h"}, extend_at=APPLIED + 500
     )
     if kind.startswith(RELEASES) and phase in ("boot", "setup"):
         # A boot takes one of these; then code is brought for 10 s, the only part of setup that a release can come from

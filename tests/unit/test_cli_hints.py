@@ -21,7 +21,7 @@ COMMAND = re.compile(
     r"`gpujob ([^`]+)`|(?:^|[\s(:;,])gpujob ((?:(?!gpujob|[;,()`>]|\.\s|\.$| (?:" + PROSE + r")\b).)+)"
 )
 STANDS = "X1"  # for what a message fills in
-SKIPPED = ("FILE --dmesg", "VERB", "...", "JOB.sh", "…", f"secret {STANDS}")
+SKIPPED = ("VERB", "...", "JOB.sh", "…", f"secret {STANDS}")
 
 
 def words_of(node: ast.AST) -> str | None:

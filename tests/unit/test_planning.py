@@ -191,6 +191,13 @@ def test_play_money_counts_against_no_limit_and_a_missing_rate_is_said() -> None
     assert limit_problems(plan_of(yuan, ttl="2h"), LIMITS, Decimal(0), 0, None, {"CNY": Decimal("0.14")}) == []
 
 
+def test_a_sweep_has_its_own_budget_and_none_is_said_beside_it() -> None:
+    sweep = {"parameters": {"lr": ["1", "2"]}, "budget": "$5", "max_parallel": 2}
+    keys = {value.key for value in plan_of(offer("1"), sweep=sweep).values}
+    assert "sweep" in keys
+    assert "budget" not in keys
+
+
 def test_values_say_where_they_came_from() -> None:
     found = {value.key: (value.value, value.origin) for value in plan_of(offer("1"), ttl="3h").values}
     assert found["ttl"] == ("3h", "spec")

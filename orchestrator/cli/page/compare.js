@@ -369,7 +369,7 @@ function drawWords() {
   byId("summary").textContent = `${legs.length} legs: ${counts} · ${data.spent} spent`;
   const better = data.goal === "minimize" ? "less is better" : "more is better";
   byId("curves-title").textContent = `${data.metric} by step (${better})`;
-  byId("costs-title").textContent = `Cost of each leg, ${data.unit}`;
+  byId("costs-title").textContent = data.unit.startsWith("(") ? `Cost of each leg ${data.unit}` : `Cost of each leg, ${data.unit}`;
   byId("footer").textContent = `Made by gpujob compare at ${data.at}.`;
   const card = byId("winner");
   card.hidden = winner < 0;
