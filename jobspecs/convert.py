@@ -55,6 +55,8 @@ def detect(text: str) -> Kind:
     if re.search(r"^#SBATCH\b", text, re.MULTILINE):
         return "sbatch"
     keys = set(doc.read_document(text, "spec", []).entries)
+    if keys & {"gpu", "ttl", "spot", "budget", "checkpoint", "artifacts"} and "resources" not in keys:
+        raise refuse("spec", 1, 1, "is a gpujob spec already: there is nothing to convert")
     if keys & {"commands", "type", "backends", "spot_policy", "max_duration"}:
         return "dstack"
     if keys & {"resources", "file_mounts", "envs", "num_nodes"} or {"run", "setup"} & keys:

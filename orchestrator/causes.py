@@ -116,4 +116,5 @@ def _own_word(log: Path) -> Cause | None:
 
 def in_words(cause: Cause) -> str:
     """`[class] line`, as it stands in a job's detail."""
-    return f"[{cause.klass}] {cause.line}".rstrip()
+    last = "no known error; its last line: " if cause.signature == "unknown" and cause.line else ""
+    return f"[{cause.klass}] {last}{cause.line}".rstrip()

@@ -113,9 +113,15 @@ class Sightings:
         self.steps[run] = first, max(furthest, step)
 
     def lost(self, trouble: str, tried_s: float, at: float, epoch_refused: bool) -> None:
-        """The connection broke, or one more attempt failed."""
+        """The connection broke, or one more attempt failed.
+
+        Listings without a machine that answered all the while were wrong, and prove nothing once it falls silent.
+        """
         before = self.machine
         fresh = before.connected
+        if fresh:
+            self.sight = replace(self.sight, absent_count=0, absent_span_s=0.0)
+            self.absent_since_boot = None
         self.machine = replace(
             before,
             connected=False,

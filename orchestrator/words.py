@@ -213,7 +213,9 @@ def _ended(p: Picture) -> _Said:
     elif outcome is Outcome.FAILED and p.reason in _TO_MEND and not p.checkpointed:
         next += "; mend it, then `gpujob apply`"
     else:
-        next += f"; `gpujob resume {p.name}` goes on from the newest checkpoint"
+        where = "goes on from the newest checkpoint" if p.checkpointed else "begins anew: it left no checkpoint"
+        where = "goes on with what is not done" if p.tasks else where
+        next += f"; `gpujob resume {p.name}` {where}"
     return _OUTCOME_STATE[outcome], reason, p.detail, next, None
 
 

@@ -61,7 +61,10 @@ def run_cancel(args: argparse.Namespace) -> int:
                 continue
         said.append({"id": job.id, "name": job.name, "run": job.run, "was_over": over})
         if args.output == "table":
-            if over:
+            if over and job.terminal_at is None and view.leg is not None:
+                ended = f"{job.name}/{view.leg.id} is over already ({view.leg.outcome})"
+                put(f"{ended}; the others go on; `gpujob ps {job.name}` shows them")
+            elif over:
                 put(f"{job.name}.{job.run} is over already ({job.outcome}); nothing of it bills")
             else:
                 how = "is stopped at once" if args.now else "is told to save"

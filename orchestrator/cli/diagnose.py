@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.log if args.log is not None else _piped()
     if name == STDIN:
         found = diagnose(sys.stdin.buffer, known)
-    elif os.path.lexists(name) or os.sep in name:
+    elif (os.path.lexists(name) and not os.path.isdir(name)) or os.sep in name:  # `pull JOB` makes a folder JOB
         found = diagnose(Path(name), known)
     else:
         found = _of_job(name, known)
@@ -113,7 +113,10 @@ def report(found: Diagnosis) -> Iterator[str]:
     yield f"class       {paint(found.klass, 'bold')}: {found.says}"
     place = f"line {found.line_number}" if found.line_number is not None else "not in the log"
     rank = f", rank {found.rank}" if found.rank is not None else ""
-    if found.line:
+    if found.line and found.signature == "unknown":
+        yield f"last line   {found.line}"
+        yield "            (nothing in the log is a known error; confidence low)"
+    elif found.line:
         yield f"decided by  {found.line}"
         yield f"            ({place}{rank}; {found.signature}, confidence {found.confidence})"
     yield f"again       {reaction_words(found.reaction)}"

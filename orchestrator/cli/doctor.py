@@ -274,7 +274,9 @@ def try_target(home: Home, name: str) -> Finding:
     try:
         send(targets[name], "gpujob: a test", "This is what an alarm or the end of a job looks like.")
     except NotSent as error:
-        return Finding("notify", "fail", f"{name}: {error}", f"correct notify.{name} in {home.config_file}")
+        missing = "not installed" in str(error)
+        cure = "then gpujob controller stop" if missing else f"correct notify.{name} in {home.config_file}"
+        return Finding("notify", "fail", f"{name}: {error}", cure)
     return Finding("notify", "ok", f"{name} took the test")
 
 

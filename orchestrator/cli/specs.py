@@ -7,6 +7,7 @@ with all files is reported at once. Nothing here talks to a provider or writes a
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -183,3 +184,8 @@ def refuse_unknown_targets(loaded: list[Loaded], targets: Iterable[str]) -> None
     ]
     if problems:
         raise SpecErrors(problems)
+    if any(each.spec.notify for each in loaded) and importlib.util.find_spec("apprise") is None:
+        raise CliError(
+            "nobody would be told: `notify` needs apprise, which is not installed; nothing was done",
+            next="install gpujob with its extra `notify`, or leave `notify` out",
+        )

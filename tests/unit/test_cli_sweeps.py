@@ -88,6 +88,16 @@ def test_describe_of_a_sweep_shows_no_leg_s_figures_as_the_job_s(home: Home, sto
     assert row.split()[-2:] == ["7", "-"]  # the last step that was seen; results are not home
 
 
+def test_a_cancel_of_a_leg_that_is_over_says_nothing_of_the_others(
+    home: Home, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sb.make(store, [DONE, RUNNING])
+    assert main(["cancel", f"tune/{IDS['0.1']}"]) == 0
+    assert capsys.readouterr().out == (
+        f"tune/{IDS['0.1']} is over already (done); the others go on; `gpujob ps tune` shows them\n"
+    )
+
+
 def test_a_search_counts_over_the_legs_that_it_will_draw(home: Home, store: Store) -> None:
     sb.make(store, [DONE, RUNNING], search={"method": "tpe", "trials": 40})
     view = open_view(home, "tune")

@@ -131,7 +131,8 @@ def test_machines_that_were_made_count_while_nothing_ran(store: Store) -> None:
         (Reason.FAILED, False, "mend it, then `gpujob apply`"),
         (Reason.CONFIG, False, "mend it, then `gpujob apply`"),
         (Reason.FAILED, True, "`gpujob resume digits` goes on"),
-        (Reason.NO_CAPACITY, False, "`gpujob resume digits` goes on"),
+        (Reason.NO_CAPACITY, False, "`gpujob resume digits` begins anew: it left no checkpoint"),
+        (Reason.STALLED, True, "`gpujob resume digits` goes on from the newest checkpoint"),
     ],
 )
 def test_what_to_do_about_a_failed_job(reason: Reason, kept: bool, advice: str, store: Store) -> None:

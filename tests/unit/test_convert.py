@@ -142,7 +142,10 @@ def test_kinds_are_recognised(text: str, kind: str) -> None:
     assert detect(text) == kind
 
 
-@pytest.mark.parametrize("text", ["a: 1\n", "", "- a\n", "resources: {}\n", "type: task\n", "\x00", "run: [\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["a: 1\n", "", "- a\n", "resources: {}\n", "type: task\n", "\x00", "run: [\n", "name: a\ngpu: RTX-4090\nrun: x\n"],
+)
 def test_what_is_no_spec_of_another_tool_is_refused(text: str) -> None:
     with pytest.raises(SpecErrors):
         convert(text)

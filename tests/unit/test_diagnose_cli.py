@@ -40,6 +40,30 @@ def test_a_file_for_people(home: Home, tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[-1] == "  exit code 1"
 
 
+def test_the_last_words_of_an_unknown_failure_are_no_cause(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.log").write_text("working\nbye\n")
+    (tmp_path / "digits").mkdir()  # what `pull digits` leaves; it is no log
+    assert main.main(["diagnose", "run.log", "--exit-code", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["last line   bye", "            (nothing in the log is a known error; confidence low)"]
+    assert main.main(["diagnose", "digits"]) == 2
+    assert "there is no job 'digits'" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_to_be_installed_and_a_missing_script_to_be_sent(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, advice in (
+        ("ModuleNotFoundError: No module named 'einops'", "install it in `setup:`"),
+        ("python3: can't open file '/work/train.py': [Errno 2] No such file or directory", "only `workdir` was sent"),
+    ):
+        (tmp_path / "run.log").write_text(line + "\n")
+        assert main.main(["diagnose", "run.log", "--exit-code", "1"]) == 0
+        assert advice in capsys.readouterr().out
+
+
 def test_a_pipe_for_programs(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

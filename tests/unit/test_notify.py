@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from loop_desk import Desk
 from jobspecs.problems import SpecErrors
 from orchestrator import actions as act
 from orchestrator.cli import doctor, main, specs
+from orchestrator.cli.exits import CliError
 from orchestrator.cli.vitals import notice_words
 from orchestrator.config import load_config
 from orchestrator.home import Home
@@ -329,3 +331,17 @@ def test_the_outbox_and_its_cursor_are_written_together(tmp_path: Path) -> None:
         (entry,) = s.news_since()
         assert s.put_news(entry.id, [], 2.0) == 0
         assert s.news_since() == ()
+
+
+def test_a_spec_with_targets_is_refused_where_nothing_can_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("name: a\ngpu: none\nrun: echo\nnotify: [me]\n")
+    loaded = specs.load_all([str(path)], {}, {})
+    specs.refuse_unknown_targets(loaded, {"me": Target()})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CliError, match="apprise"):
+        specs.refuse_unknown_targets(loaded, {"me": Target()})
+    path.write_text("name: a\ngpu: none\nrun: echo\n")
+    specs.refuse_unknown_targets(specs.load_all([str(path)], {}, {}), {"me": Target()})

@@ -89,6 +89,19 @@ def test_silence_adds_up_over_failed_attempts_and_ends_with_a_success() -> None:
     assert (seen.machine.failures, seen.machine.failed_awake_s, seen.machine.connected) == (0, 0.0, True)
 
 
+def test_listings_without_a_machine_that_answered_meanwhile_prove_nothing() -> None:
+    seen = Sightings()
+    seen.reached(STATUS)
+    for at in (0.0, 40.0, 80.0):
+        seen.listed(ROW, EMPTY, T0 + 20 + at, 1000.0 + at)
+    seen.lost("reset", 0.0, T0 + 110, False)  # a reboot
+    assert (seen.sight.absent_count, seen.sight.absent_span_s) == (0, 0.0)
+    seen.listed(ROW, EMPTY, T0 + 120, 1100.0)
+    seen.lost("refused", 5.0, T0 + 130, False)  # still silent: what is listed from now on counts
+    seen.listed(ROW, EMPTY, T0 + 160, 1140.0)
+    assert (seen.sight.absent_count, seen.sight.absent_span_s) == (2, 40.0)
+
+
 def test_a_late_status_of_a_lost_connection_does_not_bring_it_back() -> None:
     seen = Sightings()
     seen.reached(STATUS)
