@@ -256,9 +256,9 @@ class World:
         job = {
             "name": wish.name, "spec": to_document(spec), "spec_hash": spec_hash(spec), "snapshot": "",
             "base_dir": "/base", "currency": "USD", "owner": "me", "max_cost": wish.max_cost,
-            "tasks": wish.tasks,
+            "tasks": wish.tasks, "worst_case": wish.max_cost,
         }  # fmt: skip
-        number = self.ask("apply", {"job": job, "mode": "new"})
+        number = self.ask("apply", {"job": job, "mode": "new", "max_cost": wish.max_cost})
         self.say("user", f"applies {wish.name}")
         self._await_answer(number, wish)
 
