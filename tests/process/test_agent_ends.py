@@ -205,14 +205,14 @@ def test_a_notice_that_nobody_sees_saves_at_once(tmp_path: Path) -> None:
 
 
 def test_a_notice_is_the_controllers_while_its_stream_lives(tmp_path: Path) -> None:
-    with Machine(tmp_path, STREAM_S="1.0") as machine:
+    with Machine(tmp_path, STREAM_S="4.0") as machine:
         machine.do("arm", end=time.time() + 3600, grace_s=2, action="kill", notice_file="~/.spot-notice.json")
         machine.order("trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done")
         machine.wait_log(b"up")
         stream = machine.follow(beat_s=0.2)
         notice(machine, 60)
         seen = ""
-        alive_until = time.time() + 3
+        alive_until = time.time() + 6
         while time.time() < alive_until:  # well beyond STREAM_S
             assert stream.stdin
             assert stream.stdout
