@@ -260,8 +260,7 @@ def _check_limits(loop: Loop, wish: Mapping[str, Any], args: Mapping[str, Any]) 
         return
     found = limits.passed(loop.store, loop.config, cost, _money(args.get("max_cost")), loop.clock.utc())
     if found:
-        cure = f"; --max-cost {cost.worst:.2f} allows it" if cost.worst is not None and not cost.play else ""
-        raise NotNow("; ".join(found) + cure)
+        raise NotNow("; ".join(found) + f"; --max-cost {cost.worst:.2f} allows it")
 
 
 def _create(loop: Loop, wish: Mapping[str, Any], inherit: Job | None) -> Answer:
