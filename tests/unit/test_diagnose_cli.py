@@ -57,7 +57,7 @@ def test_a_missing_package_is_to_be_installed_and_a_missing_script_to_be_sent(
 ) -> None:
     for line, advice in (
         ("ModuleNotFoundError: No module named 'einops'", "install it in `setup:`"),
-        ("python3: can't open file '/work/train.py': [Errno 2] No such file or directory", "only `workdir` was sent"),
+        ("python3: can't open file '/job/train.py': [Errno 2] No such file or directory", "only `workdir` was sent"),
     ):
         (tmp_path / "run.log").write_text(line + "\n")
         assert main.main(["diagnose", "run.log", "--exit-code", "1"]) == 0
