@@ -87,11 +87,11 @@ def _steps_stopped(look: Look, rule: Rule, changes: list[Point]) -> Said:
     patience = max(rule.duration, STEP_PATIENCE * usual)
     run = look.run
     saves = [p.at for p in run if p.saved > 0]
-    since = max([changes[-1].at, *saves])
-    silent_since = max((p.at for p in run if p.log > 0), default=since)
+    since = max([changes[-1].at, look.stepped_at, *saves])
+    silent_since = max([look.logged_at, *(p.at for p in run if p.log > 0)]) or since
     waited = look.now - since
     silent = look.now - silent_since >= patience
-    seen = sum(p.at >= since for p in run)
+    seen = sum(p.at + MINUTE > since for p in run)
     if waited < (patience if silent else 2 * patience) or seen < COVERED * waited / MINUTE:
         return None
     share = mean(p.use for p in run if p.at > since)

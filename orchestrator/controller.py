@@ -58,6 +58,18 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def _tidy(home: Home, loop: Loop) -> None:
+    """Remove what nothing needs any more. Whatever goes wrong with that, the machines must be looked after."""
+    import structlog
+
+    from orchestrator import datasets
+
+    try:
+        datasets.prune(home, lambda: loop.store.jobs(limit=-1), time.time())
+    except Exception:
+        structlog.get_logger().exception("lists of data are not tidied up")
+
+
 def main(ready: Callable[[Loop], None] | None = None) -> int:
     """Run until told to stop. Exit 0 after a stop, 3 when it could not start; the reason goes to stderr."""
     home = Home.from_env().make()
@@ -71,7 +83,6 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
 
     door = Door(home.socket)  # from here on requests are taken; what is slow to import comes after
     from jobspecs.problems import SpecErrors
-    from orchestrator import datasets
     from orchestrator.books import BooksBroken
     from orchestrator.loop import Loop
     from orchestrator.requests import refuse_stale
@@ -86,7 +97,7 @@ def main(ready: Callable[[Loop], None] | None = None) -> int:
         return 3
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
-    datasets.prune(home, lambda: loop.store.jobs(limit=-1), time.time())
+    _tidy(home, loop)
     door.serve(loop.poke)
     if ready is not None:
         ready(loop)

@@ -8,6 +8,7 @@ After a start the minutes come from the series, so that no restart makes a stall
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -42,9 +43,17 @@ class Minutes:
     def __init__(self, before: list[Point]) -> None:
         self._done: deque[Point] = deque(before[-KEPT:], maxlen=KEPT)
         self._open: list[Point] = []
+        self.stepped_at = self.logged_at = 0.0  # looks at which the step was another one, and the log had grown
+        self._step = math.nan
 
     def add(self, point: Point) -> None:
         """One look more."""
+        if point.step == point.step:
+            if point.step != self._step:
+                self.stepped_at = point.at
+            self._step = point.step
+        if point.log > 0:
+            self.logged_at = point.at
         if self._open and point.at // MINUTE != self._open[0].at // MINUTE:
             self._done.append(self._joined())
             self._open = []
@@ -84,7 +93,7 @@ class Health:
         with self._loop.store.transaction():  # one wait for the disk, whatever the number of machines
             for rental, (job, minutes) in list(self._machines.items()):
                 try:
-                    lives = self._look_at_one(job, rental, minutes.all())
+                    lives = self._look_at_one(job, rental, minutes)
                 except StoreError as error:
                     if not error_of_row(error):
                         raise
@@ -97,7 +106,7 @@ class Health:
         self._before.pop(rental, None)
         self._since = {key: at for key, at in self._since.items() if key[0] != rental}
 
-    def _look_at_one(self, job_id: str, rental_id: str, minutes: list[Point]) -> bool:
+    def _look_at_one(self, job_id: str, rental_id: str, minutes: Minutes) -> bool:
         """False when the machine is on its way out: nothing more is said of it."""
         loop = self._loop
         job, rental = loop.store.job(job_id), loop.store.rental(rental_id)
@@ -117,7 +126,7 @@ class Health:
         return True
 
     def _facts(
-        self, job: Job, rental: Rental, run: Assignment, spec: JobSpec, policy: Policy, minutes: list[Point]
+        self, job: Job, rental: Rental, run: Assignment, spec: JobSpec, policy: Policy, minutes: Minutes
     ) -> Look:
         store, offer = self._loop.store, rental.offer
         saved = [row.verified_at for row in store.checkpoints(job.id) if (row.task, row.n) == (run.task, run.n)]
@@ -130,7 +139,9 @@ class Health:
         return Look(
             now=self._loop.clock.utc(),
             name=job.name,
-            minutes=minutes,
+            minutes=minutes.all(),
+            stepped_at=minutes.stepped_at,
+            logged_at=minutes.logged_at,
             cards=offer.gpu_count if offer.gpu else 0,
             began_at=run.ordered_at,
             saved_at=max(saved, default=None),

@@ -123,6 +123,8 @@ class Look:
     launcher: bool = True  # `run` starts one process a card
     serve: bool = False
     warm_s: float | None = None  # the spec's own warm-up
+    stepped_at: float = 0.0  # when the step was last seen to be another one, and the log to have grown: a minute's
+    logged_at: float = 0.0  # point has the time of its beginning. 0: not seen by this process
     before: Before = Before()
     rules: Mapping[str, Rule] = field(default_factory=dict)
 

@@ -21,6 +21,13 @@ class NotSent(Exception):
     """A message that did not reach its target, in words without the address."""
 
 
+class NoApprise(NotSent):
+    """Nothing can be sent to anybody."""
+
+    def __init__(self) -> None:
+        super().__init__("apprise is not installed: install gpujob with its extra `notify`")
+
+
 @dataclass(frozen=True)
 class Target:
     """One target: its address, or the variable that holds it where the controller runs; and what it wants to hear."""
@@ -44,7 +51,7 @@ def send(target: Target, title: str, body: str) -> None:
     try:
         import apprise
     except ImportError:
-        raise NotSent("apprise is not installed: install gpujob with its extra `notify`") from None
+        raise NoApprise from None
     server = _service(apprise, target.address())
     server.socket_connect_timeout, server.socket_read_timeout = CONNECT_S, ANSWER_S
     box = apprise.Apprise()

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.log if args.log is not None else _piped()
     if name == STDIN:
         found = diagnose(sys.stdin.buffer, known)
-    elif (os.path.lexists(name) and not os.path.isdir(name)) or os.sep in name:  # `pull JOB` makes a folder JOB
+    elif names_a_file(name):
         found = diagnose(Path(name), known)
     else:
         found = _of_job(name, known)
@@ -56,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         put("\n".join(report(found)))
     return exits.OK
+
+
+def names_a_file(name: str) -> bool:
+    """Whether the word means a log file of this computer and no job; `pull JOB` makes a folder JOB, which is no log."""
+    return os.sep in name or (os.path.lexists(name) and not os.path.isdir(name))
 
 
 def _piped() -> str:

@@ -265,7 +265,7 @@ def _notify(home: Home) -> Iterator[Finding]:
 def try_target(home: Home, name: str) -> Finding:
     """Send a test to one target, now and from here."""
     from orchestrator.config import load_config
-    from orchestrator.targets import NotSent, send
+    from orchestrator.targets import NoApprise, NotSent, send
 
     targets = load_config(home).notify
     if name not in targets:
@@ -273,10 +273,10 @@ def try_target(home: Home, name: str) -> Finding:
         return Finding("notify", "fail", f"there is no target {name!r}", f"the config has {known}")
     try:
         send(targets[name], "gpujob: a test", "This is what an alarm or the end of a job looks like.")
+    except NoApprise as error:
+        return Finding("notify", "fail", f"{name}: {error}", "install it, then gpujob controller stop")
     except NotSent as error:
-        missing = "not installed" in str(error)
-        cure = "then gpujob controller stop" if missing else f"correct notify.{name} in {home.config_file}"
-        return Finding("notify", "fail", f"{name}: {error}", cure)
+        return Finding("notify", "fail", f"{name}: {error}", f"correct notify.{name} in {home.config_file}")
     return Finding("notify", "ok", f"{name} took the test")
 
 

@@ -64,7 +64,7 @@ def summary(facts: Mapping[str, Any]) -> str:
     if gpu.get("driver"):
         parts.append(f"driver {gpu['driver']}" + (f" (CUDA {gpu['cuda']})" if gpu.get("cuda") else ""))
     if facts.get("cpus"):
-        parts.append(f"{counted(facts['cpus'], 'core')}")
+        parts.append(counted(facts["cpus"], "core"))
     for key, name in (("memory", "RAM"), ("shm", "shm")):
         total = (facts.get(key) or {}).get("total")
         if total:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import exits
 from orchestrator.cli.commands import Command, add_output
-from orchestrator.cli.output import money, money_json, print_json, put, span, table
+from orchestrator.cli.output import counted, money, money_json, print_json, put, span, table
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def _record_text(record: Record) -> str:
     )  # fmt: skip
     failures = ", ".join(f"{count} {word}" for count, word in counts if count) or "no failure"
     ready = f"; ready after {span(record.ready_s)} (median)" if record.ready_s is not None else ""
-    some = "machines" if record.creates > 1 else "machine"
-    return f"{record.creates} {some} asked for in 90 days: {failures}{ready}"
+    return f"{counted(record.creates, 'machine')} asked for in 90 days: {failures}{ready}"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

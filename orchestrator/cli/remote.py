@@ -36,7 +36,9 @@ _ITS_OWN_CODES = frozenset({"ssh", "attach"})  # their exit code is another prog
 def runs_there(args: argparse.Namespace) -> bool:
     """Whether this verb belongs to the controller's host."""
     if args.verb == "diagnose":
-        return args.log is not None and args.log != "-" and not os.path.lexists(args.log) and os.sep not in args.log
+        from orchestrator.cli.diagnose import names_a_file
+
+        return args.log is not None and args.log != "-" and not names_a_file(args.log)
     return args.verb in VERBS and args.verb not in HERE
 
 

@@ -63,11 +63,12 @@ UPDATE rentals SET destroy_sent_at = coalesce(destroy_sent_at, :now) WHERE id = 
 -- name: destroy_acked
 UPDATE rentals SET destroy_acked_at = coalesce(destroy_acked_at, :now) WHERE id = :id;
 
--- How often spot machines were reclaimed, over how many hours, by provider.
+-- Every create that was sent, and what became of it.
 -- name: asked_of_providers
 SELECT provider, create_outcome, reason, interrupted_at IS NOT NULL AS reclaimed, ready_at - create_sent_at AS ready_s
 FROM rentals WHERE create_sent_at > :since;
 
+-- How often spot machines were reclaimed, over how many hours, by provider.
 -- name: spot_use
 SELECT provider, count(interrupted_at) AS reclaims, sum(coalesce(gone_at, :now) - ready_at) / 3600.0 AS hours
 FROM rentals WHERE json_extract(offer, '$.spot') AND ready_at IS NOT NULL AND created_at > :since GROUP BY provider;

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jobspecs.alarm_keys import Alarms
 from orchestrator.alarms import examine
+from orchestrator.health import Minutes
 from orchestrator.look import KINDS, WASTE, Alarm, Before, Look, Rule
 from orchestrator.points import CARD_COLUMNS, COLUMNS, RUNNING, Card, Point
 
@@ -276,6 +277,22 @@ def test_busy_cards_without_a_step_are_a_stall() -> None:
     assert alarm.text == "no step for 36m00s (step 1710), no line of log for 36m00s, GPU use 90 %, at 1.20 USD/h"
     assert "keeps the cards busy" in alarm.cause
     assert kinds(look_at(points)) == ["stalled"], "and nothing else is said of it"
+
+
+def test_a_short_patience_counts_from_the_step_and_not_from_the_beginning_of_its_minute() -> None:
+    minutes = Minutes([])
+    for second in range(0, 90, 5):  # the last step and the last line of log come at 50 s
+        step = min(second, 50) / 10.0
+        minutes.add(Point(T0 + second, stage=RUNNING, step=step, log=float(second <= 50)))
+    rules = {"stalled": Rule(duration=30.0, stop=True)}
+
+    def after(seconds: float) -> Look:
+        times = {"stepped_at": minutes.stepped_at, "logged_at": minutes.logged_at}
+        return look_at(minutes.all(), now=T0 + seconds, rules=rules, warm_s=0.0, **times)
+
+    assert T0 % MINUTE == 0
+    assert "stalled" not in kinds(after(75))
+    assert the(after(85), "stalled").text.startswith("no step for 35s (step 5), no line of log for 35s")
 
 
 def test_steps_that_stop_while_the_log_goes_on_get_twice_the_time() -> None:

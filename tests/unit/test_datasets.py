@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from store_rows import job_row
 
-from orchestrator import datasets
+from orchestrator import controller, datasets
 from orchestrator.datasets import DataError, Manifest, changes, load, manifest_of, sampled, summaries
 from orchestrator.home import Home
 from orchestrator.model import Job, Outcome
@@ -150,7 +152,9 @@ def test_a_tenth_is_the_same_tenth_everywhere(home: Home, tmp_path: Path) -> Non
 MEMORY = """
 import re, sys
 from pathlib import Path
-from orchestrator import datasets
+from types import SimpleNamespace
+from typing import Any
+from orchestrator import controller, datasets
 from orchestrator.home import Home
 home = Home(state=Path(sys.argv[1]), config=Path(sys.argv[1])).make()
 source = Path(sys.argv[2])
@@ -206,3 +210,17 @@ def test_lists_that_nothing_refers_to_go_once_there_are_many(
     assert left == {made[name] for name in ("live", "failed", "fresh", "source")}
     monkeypatch.setattr(datasets, "MANIFESTS_KEPT", 100)
     assert datasets.prune(home, lambda: pytest.fail("a few are not worth a look"), now) == 0
+
+
+def test_a_controller_that_cannot_tidy_up_starts_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of data that cannot be read must not leave machines without anybody who looks after them."""
+    home = Home(tmp_path, tmp_path)
+    home.manifests.mkdir(parents=True)
+    for n in range(datasets.MANIFESTS_KEPT + 1):
+        (home.manifests / f"last.{n}").write_bytes(b"\xff\xfe damaged")
+    tidied: list[int] = []
+    loop: Any = SimpleNamespace(store=SimpleNamespace(jobs=lambda limit: tidied.append(limit) or ()))
+    with pytest.raises(ValueError, match="codec"):
+        datasets.prune(home, loop.store.jobs, 0.0)
+    controller._tidy(home, loop)
+    assert tidied == []

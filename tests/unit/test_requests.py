@@ -158,6 +158,11 @@ def test_the_limit_of_machines_counts_what_waits_and_is_lifted_by_a_covering_max
     assert "limits.machines is 1, and 1 are rented or waited for; --max-cost 6.10 allows it" in refused["error"]
     assert "above --max-cost 6" in low["error"]
     assert covered["ok"]
+    unknown, play = desk.apply(name="c"), desk.apply(name="c", worst_case="6.10", play=True)
+    assert unknown is not None
+    assert play is not None
+    assert "limits.machines is 1" in unknown["error"]  # nobody knows its worst case, but it is a machine
+    assert play["ok"]
 
 
 def test_a_limit_is_compared_in_its_own_currency_by_a_rate_or_not_at_all(desk: Desk) -> None:
