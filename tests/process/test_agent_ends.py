@@ -210,12 +210,13 @@ def test_a_notice_is_the_controllers_while_its_stream_lives(tmp_path: Path) -> N
         machine.order("trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done")
         machine.wait_log(b"up")
         stream = machine.follow(beat_s=0.2)
+        assert stream.stdout
+        assert stream.stdout.readline()  # it lives: before that a notice is nobody's
         notice(machine, 60)
         seen = ""
         alive_until = time.time() + 6
         while time.time() < alive_until:  # well beyond STREAM_S
             assert stream.stdin
-            assert stream.stdout
             stream.stdin.write(b"\n")
             stream.stdin.flush()
             line = json.loads(stream.stdout.readline())
