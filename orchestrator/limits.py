@@ -2,7 +2,8 @@
 controller.
 
 Rules: a `--max-cost` that covers the worst case lifts all of them, for this job; one that does not is itself a limit.
-A limit is compared in its own currency, by a rate of the config or not at all. Play money is in none of them.
+A limit is compared in its own currency, by a rate of the config or not at all. Play money passes none of money;
+a machine is one, whatever is paid for it.
 """
 
 from __future__ import annotations
@@ -50,17 +51,15 @@ def problems(
     """Which limits are passed. `spent` is this month's money in the currency of `per_month`, `machines` are rented or
     about to be, `max_cost` is in the cost's currency.
     """
-    if cost.play:
-        return []
     worst = cost.worst
-    if max_cost is not None and worst is not None:
+    if max_cost is not None and worst is not None and not cost.play:
         if worst <= max_cost:
             return []
         return [f"the worst case {worst:f} {cost.currency} is above --max-cost {max_cost:f}"]
     found: list[str] = []
     if limits.machines is not None and machines + 1 > limits.machines:
         found.append(f"limits.machines is {limits.machines}, and {machines} are rented or waited for")
-    if worst is None:
+    if cost.play or worst is None:
         return found
     for key, limit, before in (("per_job", limits.per_job, Decimal(0)), ("per_month", limits.per_month, spent)):
         if limit is None:
